@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stenograph.sampling.params import SamplingParams
+from stenograph.sampling.params import SamplingParams, TokenLogprob
+
+__all__ = [
+    "CompletionOutput", "EngineOutput", "EngineRequest", "EngineStats", "RequestOutput", "SamplingParams", "TokenLogprob",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +22,6 @@ class EngineRequest:
     prompt_token_ids: list[int]
     sampling: SamplingParams  # max_tokens is resolved to a number, n is 1, seed may be None
     priority: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class TokenLogprob:
-    """Log-probability of one token and of the most likely alternatives at its position."""
-
-    token_id: int
-    logprob: float
-    rank: int  # 1 = most likely
-    top: list[tuple[int, float]] = field(default_factory=list)  # (token id, logprob), most likely first
 
 
 @dataclass(slots=True, kw_only=True)

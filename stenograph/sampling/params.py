@@ -15,6 +15,16 @@ MAX_LOGPROBS = 20
 SEED_RANGE = 2**63
 
 
+@dataclass(slots=True, kw_only=True)
+class TokenLogprob:
+    """Log-probability of one token and of the most likely alternatives at its position."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = most likely
+    top: list[tuple[int, float]] = field(default_factory=list)  # (token id, logprob), most likely first
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling settings of one request; validated on construction, raises `RequestError` naming the field.
