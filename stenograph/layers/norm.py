@@ -1,0 +1,40 @@
+"""Root-mean-square normalisation (Zhang and Sennrich, 2019)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stenograph.layers.linear import Build, Weight, dense
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis. Gemma's checkpoints hold weight - 1: `offset` 1 adds it at load."""
+
+    weight: Tensor | None
+
+    def __init__(self, build: Build, size: int, eps: float, *, offset: float = 0.0) -> None:
+        super().__init__()
+        self.build, self.size, self.eps, self.offset = build, size, eps, offset
+        self.shape = (size,)
+        self.register_parameter("weight", None)
+
+    def load_weight(self, part: str, kind: str, value: Weight) -> bool:
+        if part or kind != "weight":
+            return False
+        if tuple(value.shape) != self.shape:
+            raise ValueError(f"has shape {tuple(value.shape)}, but the configuration asks for {self.shape}")
+        weight = dense(value, torch.float32) + self.offset
+        self.weight = nn.Parameter(weight.to(self.build.device, self.build.dtype), requires_grad=False)
+        return True
+
+    def allocate(self) -> None:
+        weight = torch.ones(self.size, device=self.build.device, dtype=self.build.dtype)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def missing(self) -> list[tuple[str, str]]:
+        return [] if self.weight is not None else [("", "weight")]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.shape, self.weight, self.eps)
