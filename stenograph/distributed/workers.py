@@ -1,0 +1,118 @@
+"""One process a tensor-parallel rank: rank 0 runs in the engine's process and tells the others what to execute.
+
+Every rank is sent the same step and samples from the same gathered logits with the same seeds, so the tokens agree
+without another round trip. Steps travel over gloo on the CPU; the model's own sums go through NCCL on GPUs.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from stenograph.config.resolve import Resolved
+from stenograph.distributed.tensor_parallel import TensorParallel
+from stenograph.errors import EngineDeadError, StenographError
+from stenograph.executor.executor import Executor
+from stenograph.executor.step import Step, StepResult
+from stenograph.loading.source import ModelSource, open_model
+
+log = logging.getLogger(__name__)
+
+
+def make_executor(resolved: Resolved, source: ModelSource, *, progress: bool = True) -> Executor | ParallelExecutor:
+    """The executor of the whole model, with the processes of the other ranks where tp_size asks for them."""
+    if resolved.tp_size == 1:
+        return Executor(resolved, source, TensorParallel(), progress=progress)
+    return ParallelExecutor(resolved, source, progress=progress)
+
+
+class ParallelExecutor:
+    """Rank 0 here, ranks 1 .. tp_size - 1 in processes of their own; the same interface as `Executor`."""
+
+    def __init__(self, resolved: Resolved, source: ModelSource, *, progress: bool = True) -> None:
+        port = _free_port()
+        context = mp.get_context("spawn")
+        self._workers = [
+            context.Process(target=_worker, args=(rank, resolved, port), daemon=True, name=f"stenograph-rank-{rank}")
+            for rank in range(1, resolved.tp_size)
+        ]
+        for worker in self._workers:
+            worker.start()
+        try:
+            tp, self._control = _join(0, resolved, port)
+            self._rank0 = Executor(resolved, source, tp, progress=progress)
+        except Exception:
+            self._stop_workers()
+            raise
+        self.cache, self.model, self.facts = self._rank0.cache, self._rank0.model, self._rank0.facts
+
+    def execute(self, step: Step) -> StepResult:
+        dead = [w.name for w in self._workers if not w.is_alive()]
+        if dead:
+            raise EngineDeadError(f"{', '.join(dead)} died.", remedy="Its last words are on the log; restart the engine.")
+        _broadcast(step, self._control)
+        return self._rank0.execute(step)
+
+    def shutdown(self) -> None:
+        if all(w.is_alive() for w in self._workers):
+            _broadcast(None, self._control)
+            for worker in self._workers:
+                worker.join(timeout=5)
+        self._stop_workers()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _stop_workers(self) -> None:
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.terminate()
+
+
+def _worker(rank: int, resolved: Resolved, port: int) -> None:
+    try:
+        tp, control = _join(rank, resolved, port)
+        source = open_model(
+            resolved.model, load_format=resolved.load_format, trust_remote_code=resolved.trust_remote_code
+        )
+        executor = Executor(resolved, source, tp, progress=False)
+        while (step := _broadcast(None, control)) is not None:
+            executor.execute(step)
+        dist.destroy_process_group()
+    except StenographError as error:
+        print(f"rank {rank}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _join(rank: int, resolved: Resolved, port: int) -> tuple[TensorParallel, dist.ProcessGroup]:
+    if resolved.device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "nccl" if resolved.device == "cuda" else "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=resolved.tp_size,
+    )
+    model_group = dist.group.WORLD
+    control = dist.new_group(backend="gloo")
+    assert model_group is not None and isinstance(control, dist.ProcessGroup)
+    return TensorParallel(rank=rank, size=resolved.tp_size, group=model_group), control
+
+
+def _broadcast(message: Any, group: dist.ProcessGroup) -> Any:
+    """Rank 0's message, on every rank. Between the engine's own processes only."""
+    box = [message]
+    dist.broadcast_object_list(box, src=0, group=group)
+    return box[0]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

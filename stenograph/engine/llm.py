@@ -1,0 +1,131 @@
+"""The offline API: a model in this process, prompts in, answers out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stenograph.config.options import EngineOptions
+from stenograph.config.resolve import Resolved
+from stenograph.engine.core import EngineCore
+from stenograph.engine.processors import InputProcessor, OutputProcessor, merge
+from stenograph.engine.startup import prepare
+from stenograph.engine.types import RequestOutput
+from stenograph.errors import RequestError
+from stenograph.sampling.params import SamplingParams
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """
+    >>> llm = LLM("smollm2-135m")
+    >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
+
+    Keyword arguments are the options of `docs/settings.md`; an unknown one raises `ConfigError` with the nearest name.
+    """
+
+    def __init__(self, model: str | None = None, *, progress: bool = True, **options: Any) -> None:
+        if model is not None:
+            options["model"] = model
+        ready = prepare(EngineOptions.from_python(**options))
+        self.resolved: Resolved = ready.resolved
+        self.tokenizer = ready.tokenizer
+        self.core = EngineCore(ready.resolved, ready.source, progress=progress)
+        self.inputs = InputProcessor(
+            self.tokenizer,
+            vocab_size=self.core.facts.vocab_size,
+            context_length=self.core.context_length,
+            max_request_tokens=self.core.max_request_tokens,
+        )
+        self.outputs = OutputProcessor(self.tokenizer)
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """One answer a prompt, in their order. A prompt is text or token ids; a single one may stand alone."""
+        many = _as_prompts(prompts)
+        each = [params or SamplingParams()] * len(many) if not isinstance(params, (list, tuple)) else list(params)
+        if len(each) != len(many):
+            raise RequestError(f"{len(many)} prompts, but {len(each)} sampling parameters.", param="params")
+        deltas: dict[str, list[RequestOutput]] = {}
+        try:
+            for prompt, one in zip(many, each, strict=True):
+                deltas[self._submit(prompt, one)] = []
+            while self.core.has_work():
+                for delta in self._step():
+                    deltas[delta.request_id].append(delta)
+        finally:
+            self._drop(deltas)
+        return [merge(found) for found in deltas.values()]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Like `generate`, from one conversation or several, through the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self._render(m, **template_kwargs) for m in conversations], params)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """The answer as it comes: each item carries what is new (see `OutputProcessor`)."""
+        request_id = self._submit(prompt, params or SamplingParams())
+        try:
+            finished = False
+            while not finished and self.core.has_work():
+                for delta in self._step():
+                    if delta.request_id == request_id:
+                        finished = delta.finished
+                        yield delta
+        finally:
+            self._drop([request_id])
+
+    def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any) -> Iterator[RequestOutput]:
+        return self.stream(self._render(messages, **template_kwargs), params)
+
+    def shutdown(self) -> None:
+        self.core.shutdown()
+
+    # -- inner workings
+
+    def _render(self, messages: Any, **kwargs: Any) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestError("This model has no tokenizer, so it has no chat.", param="messages")
+        return self.tokenizer.apply_chat_template(messages, **kwargs)
+
+    def _submit(self, prompt: Prompt, params: SamplingParams) -> str:
+        request_id = f"offline-{next(self._ids)}"
+        requests = self.inputs.build(request_id, prompt, params)
+        self.outputs.add(request_id, prompt if isinstance(prompt, str) else None, requests)
+        try:
+            for request in requests:
+                self.core.add_request(request)
+        except Exception:
+            self._drop([request_id])
+            raise
+        return request_id
+
+    def _step(self) -> list[RequestOutput]:
+        deltas, aborts = self.outputs.process(self.core.step())
+        self.core.abort(aborts)
+        return deltas
+
+    def _drop(self, request_ids: Any) -> None:
+        for request_id in list(request_ids):
+            self.core.abort(self.outputs.drop(request_id))
+
+
+def _as_prompts(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and all(isinstance(p, int) for p in prompts):
+        return [prompts]
+    return prompts

@@ -1,0 +1,163 @@
+"""A step's rows -> tensors -> forward pass -> sampled tokens, on one rank.
+
+Shapes: T tokens of the step, N rows that need logits, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from stenograph.attention.base import BatchLayout
+from stenograph.attention.torch_native import TorchNativeBackend
+from stenograph.config.resolve import Resolved
+from stenograph.distributed.tensor_parallel import TensorParallel
+from stenograph.executor.step import Step, StepResult, StepRow
+from stenograph.layers.linear import Build
+from stenograph.loading.loader import load_model
+from stenograph.loading.source import ModelSource
+from stenograph.memory.budget import available_host_bytes, human_bytes, pages_that_fit
+from stenograph.memory.kv_cache import KVCache
+from stenograph.models.base import dtype_of
+from stenograph.models.registry import build_model
+from stenograph.sampling.sampler import SamplingBatch, logprobs_of, sample
+
+log = logging.getLogger(__name__)
+
+
+class Executor:
+    """Owns the model and the KV cache of one rank. Every rank is given the same steps and samples the same tokens."""
+
+    def __init__(self, resolved: Resolved, source: ModelSource, tp: TensorParallel, *, progress: bool = True) -> None:
+        self.resolved, self.facts, self.tp = resolved, source.facts, tp
+        self.device = torch.device(resolved.device, tp.rank if resolved.device == "cuda" else None)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        elif resolved.threads:
+            torch.set_num_threads(resolved.threads)
+        self.page_size: int = resolved.page_size
+        build = Build(device=self.device, dtype=dtype_of(resolved.dtype), tp=tp)
+        with torch.inference_mode():
+            self.model = build_model(build, self.facts, resolved.context_length)
+            load_model(source, self.model, rank=tp.rank, world_size=tp.size, progress=progress)
+            self.cache = self._make_cache()
+        self.backend = TorchNativeBackend(self.cache)
+        log.info(
+            "KV cache: %d pages of %d tokens, %s",
+            self.cache.num_pages,
+            self.page_size,
+            human_bytes(self.cache.num_bytes),
+        )
+
+    # -- memory
+
+    def _make_cache(self) -> KVCache:
+        resolved = self.resolved
+        page_bytes = self._cache_of(2).num_bytes // 2
+        wanted = -(-resolved.max_running_requests * resolved.context_length // self.page_size) + 1
+        if resolved.max_total_tokens is not None:
+            wanted = min(wanted, -(-resolved.max_total_tokens // self.page_size) + 1)
+        if self.device.type == "cpu":
+            budget = int(available_host_bytes() * resolved.mem_fraction_static) // self.tp.size
+        else:
+            budget = self._measured_device_budget()
+        pages = pages_that_fit(budget, page_bytes=page_bytes, wanted_pages=max(2, wanted), what=str(self.device))
+        if self.tp.size > 1:  # all ranks agree on the smallest
+            smallest = torch.tensor([pages], device=self.device)
+            torch.distributed.all_reduce(smallest, op=torch.distributed.ReduceOp.MIN, group=self.tp.group)
+            pages = int(smallest.item())
+        return self._cache_of(pages)
+
+    def _cache_of(self, num_pages: int) -> KVCache:
+        spec = self.model.layers[0].self_attn.spec
+        kv_dtype = self.resolved.kv_cache_dtype
+        return KVCache(
+            num_layers=self.facts.num_layers,
+            num_pages=num_pages,
+            page_size=self.page_size,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=self.model.build.dtype if kv_dtype == "auto" else dtype_of(kv_dtype),
+            device=self.device,
+        )
+
+    def _measured_device_budget(self) -> int:
+        """Bytes for the KV cache on a GPU: the fraction of its memory, less what is in use, less the measured peak of
+        one forward pass over the largest prefill chunk with logits for a full batch."""
+        chunk = min(self.resolved.chunked_prefill_size, self.resolved.context_length)
+        pages = -(-chunk // self.page_size) + 1
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        cache = self._cache_of(pages)
+        row = StepRow(token_ids=[0] * chunk, start=0, pages=list(range(1, pages)), sampling=None)
+        hidden_TE = self._forward(TorchNativeBackend(cache), Step(rows=[row], num_decode=0))
+        self.model.logits(hidden_TE[: self.resolved.max_running_requests]).softmax(-1)
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_allocated(self.device) - before
+        del cache, hidden_TE
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.device)
+        return int(total * self.resolved.mem_fraction_static) - (total - free) - peak
+
+    # -- one step
+
+    @torch.inference_mode()
+    def execute(self, step: Step) -> StepResult:
+        hidden_TE = self._forward(self.backend, step)
+        last_N, sampled, offset = [], [], 0
+        prompt_logprobs = {}
+        for index, row in enumerate(step.rows):
+            if row.prompt_logprobs is not None and row.next_token_ids:
+                hidden = hidden_TE[offset : offset + len(row.next_token_ids)]
+                prompt_logprobs[index] = self._prompt_logprobs(hidden, row)
+            offset += len(row.token_ids)
+            if row.sampling is not None:
+                last_N.append(offset - 1)
+                sampled.append(row.sampling)
+        if not sampled:
+            return StepResult(token_ids=[], logprobs=None, nan_rows=set(), prompt_logprobs=prompt_logprobs)
+        if len(last_N) != hidden_TE.shape[0]:
+            hidden_TE = hidden_TE.index_select(0, torch.tensor(last_N, device=self.device))
+        logits_NV = self.model.logits(hidden_TE)
+        out = sample(logits_NV, SamplingBatch.build(sampled, self.device, self.facts.vocab_size))
+        return StepResult(
+            token_ids=out.token_ids.tolist(),
+            logprobs=out.logprobs,
+            nan_rows=set(out.nan_rows),
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _forward(self, backend: TorchNativeBackend, step: Step) -> Tensor:
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        size = self.page_size
+        for row in step.rows:
+            stop = row.start + len(row.token_ids)
+            ids += row.token_ids
+            positions += range(row.start, stop)
+            slots += [row.pages[p // size] * size + p % size for p in range(row.start, stop)]
+        packed = torch.tensor([ids, positions, slots], dtype=torch.int64).to(self.device, non_blocking=True)
+        layout = BatchLayout(
+            num_decode=step.num_decode,
+            query_lens=[len(row.token_ids) for row in step.rows],
+            kv_lens=[row.start + len(row.token_ids) for row in step.rows],
+            page_tables=[[int(p) for p in row.pages] for row in step.rows],
+            token_slots_T=packed[2],
+        )
+        return self.model.forward(packed[0], packed[1], backend.plan(layout))
+
+    def _prompt_logprobs(self, hidden_TE: Tensor, row: StepRow) -> list:
+        """In slices, so that the logits of a long chunk don't need much memory at once."""
+        found = []
+        for start in range(0, len(row.next_token_ids), 256):
+            targets = row.next_token_ids[start : start + 256]
+            logits = self.model.logits(hidden_TE[start : start + len(targets)])
+            found += logprobs_of(logits, targets, row.prompt_logprobs or 0)
+        return found
+
+
+    def shutdown(self) -> None:
+        """Nothing runs outside this process."""
