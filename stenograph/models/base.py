@@ -47,7 +47,7 @@ class CausalLM(nn.Module):
         self.model.embed_tokens, self.model.layers, self.model.norm = self.embed, self.layers, self.norm
         self.rotary = self._rotary(facts.rope, context_length)
         self.local_rotary = None if facts.local_rope is None else self._rotary(facts.local_rope, context_length)
-        self._loaders = {name: module for name, module in self.named_modules() if hasattr(module, "load_weight")}
+        self._loaders = {name: module for name, module in self.named_modules() if hasattr(module, "missing")}
 
     def make_layer(self, index: int) -> nn.Module:
         raise NotImplementedError
