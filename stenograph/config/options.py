@@ -1,0 +1,391 @@
+"""Every option of the engine, declared once: type, default, limits, help.
+
+The command line's flags, the `STENOGRAPH_*` variables, the YAML file's keys, `LLM(...)`'s keyword arguments and
+docs/settings.md all come from `EngineOptions`. A field that nobody set holds `UNSET`; so a value that equals the
+default still counts as set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Final
+
+from stenograph.errors import ConfigError
+
+DEFAULT_MODEL: Final = "smollm2-135m"
+ATTENTION_BACKENDS: Final = ("torch_native", "triton", "flashinfer", "fa3", "fa4")
+GRAPH_BACKENDS: Final = ("full", "piecewise", "trace", "disabled")
+PAGE_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+KV_DTYPES: Final = ("auto", "bfloat16", "float16", "float32", "fp8_e4m3", "fp8_e5m2")
+QUANTIZATIONS: Final = ("none", "gguf", "fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "mxfp4")
+
+
+class _Unset:
+    """The value of a field that nobody set. One instance, also after pickling."""
+
+    __slots__ = ()
+    _instance: _Unset | None = None
+
+    def __new__(cls) -> _Unset:
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
+
+    def __reduce__(self) -> str:
+        return "UNSET"
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNSET: Final = _Unset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option's declaration. `kind` is int, float, bool, str or ints (a list of integers)."""
+
+    name: str
+    kind: str
+    default: Any
+    optional: bool  # None is a value: leave it to the rules, or off
+    help: str
+    group: str
+    auto: str = ""  # what is done where it is unset and the default is None or "auto"
+    choices: tuple[Any, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    open_low: bool = False
+    also: tuple[int, ...] = ()  # values outside the range with a meaning of their own, told in `help`
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "STENOGRAPH_" + self.name.upper()
+
+    def is_automatic(self, value: Any) -> bool:
+        """Whether the value says: leave it to the rules. That is as good as unset."""
+        return (value is None and self.optional) or (value == "auto" and self.default == "auto")
+
+    def parse(self, text: str) -> Any:
+        """A value from text (flag, environment, file). Raises `ConfigError`; checks the value too."""
+        word = text.strip()
+        if self.optional and word.lower() in ("none", "auto", "null") and word.lower() not in self.choices:
+            return None
+        if self.kind == "str":
+            return self.check(text if not self.choices else word)
+        if self.kind == "bool":
+            return self.check(_TRUTH.get(word.lower(), text))
+        try:
+            if self.kind == "int":
+                return self.check(int(word))
+            if self.kind == "float":
+                return self.check(float(word))
+            items = word.strip("[]").replace(",", " ").split()
+            return self.check(tuple(int(item) for item in items))
+        except ConfigError:
+            raise
+        except ValueError:
+            raise self._wrong(text) from None
+
+    def check(self, value: Any) -> Any:
+        """The value in its own type (a list as a sorted tuple without repeats, a float for an integer where floats go). Raises
+        `ConfigError`."""
+        if value is None and self.optional:
+            return None
+        kind = self.kind
+        if kind == "bool":
+            if isinstance(value, bool):
+                return value
+        elif kind == "str":
+            if isinstance(value, str) and value and (not self.choices or value in self.choices):
+                return value
+        elif kind == "int":
+            if self._int_ok(value):
+                return value
+        elif kind == "float":
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                if self._in_range(value):
+                    return float(value)
+        elif isinstance(value, (list, tuple)) and all(self._int_ok(item) for item in value):
+            return tuple(sorted(set(value)))
+        raise self._wrong(value)
+
+    def _int_ok(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int):
+            return False
+        if self.choices:
+            return value in self.choices
+        return value in self.also or self._in_range(value)
+
+    def _in_range(self, value: float) -> bool:
+        if self.low is not None and (value < self.low or (self.open_low and value == self.low)):
+            return False
+        return self.high is None or value <= self.high
+
+    def _wrong(self, value: Any) -> ConfigError:
+        hint = ""
+        if self.choices and isinstance(value, str):
+            close = nearest(value, [str(choice) for choice in self.choices])
+            hint = f"Did you mean {close}?" if close else ""
+        return ConfigError(f"{self.name} ({self.flag}) is {value!r}; it must be {self.expects()}.", remedy=hint)
+
+    def expects(self) -> str:
+        """The allowed values in words."""
+        if self.choices:
+            return "one of " + ", ".join(str(choice) for choice in self.choices)
+        span = ""
+        if self.low is not None and self.high is not None:
+            span = f" in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+        elif self.low is not None:
+            span = f" of at least {self.low:g}"
+        also = "".join(f" or {value}" for value in self.also)
+        words = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text that isn't empty"}
+        return words.get(self.kind, "a list of integers, each") + span + also
+
+
+_TRUTH: Final[dict[str, bool]] = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word most like `word`, or None where nothing is like it."""
+    import difflib  # costs milliseconds, and only errors need it
+
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
+def option(
+    default: Any,
+    *,
+    help: str,
+    group: str,
+    auto: str = "",
+    choices: Sequence[Any] = (),
+    low: float | None = None,
+    high: float | None = None,
+    open_low: bool = False,
+    also: tuple[int, ...] = (),
+) -> Any:
+    declared = {
+        "default": default, "help": help, "group": group, "auto": auto, "choices": tuple(choices),
+        "low": low, "high": high, "open_low": open_low, "also": also,
+    }  # fmt: skip
+    return field(default=UNSET, metadata={"option": declared})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One place that set a value. `source` is env, file, flag or python; `detail` the variable, file or flag."""
+
+    value: Any
+    source: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What was asked. Construction checks every value and raises `ConfigError`; see `of` for unknown names."""
+
+    # -- model
+    model: str = option(
+        DEFAULT_MODEL, group="model", help="Hugging Face id, directory, GGUF file, or smollm2-135m (the demo model)."
+    )
+    served_model_name: str | None = option(
+        None, group="model", help="The name that API clients use.", auto="the model's name"
+    )
+    tokenizer: str | None = option(None, group="model", help="Tokenizer to load.", auto="the model's own")
+    chat_template: str | None = option(
+        None, group="model", help="File with a Jinja chat template.", auto="the model's own"
+    )
+    load_format: str = option(
+        "auto", group="model", choices=("auto", "safetensors", "gguf", "dummy"),
+        help="Form of the weights; dummy makes random weights from config.json alone.", auto="by the files found",
+    )  # fmt: skip
+    dtype: str = option(
+        "auto", group="model", choices=("auto", "float32", "bfloat16", "float16"),
+        help="Number type of weights and activations.",
+        auto="GPU: the checkpoint's (float32 becomes bfloat16); CPU: bfloat16 where it has instructions for it",
+    )  # fmt: skip
+    quantization: str | None = option(
+        None, group="model", choices=QUANTIZATIONS, help="How the weights are quantised.", auto="the checkpoint's"
+    )
+    context_length: int | None = option(
+        None, group="model", low=1, help="Longest prompt plus answer, in tokens.", auto="the model's"
+    )
+    trust_remote_code: bool = option(False, group="model", help="Allow tokenizer code that comes with the model.")
+    random_seed: int = option(
+        0, group="model", low=0, high=2**63 - 1, help="Seed of requests without one, and of dummy weights."
+    )
+
+    # -- device
+    device: str = option(
+        "auto", group="device", choices=("auto", "cuda", "cpu"), help="Where the model runs.",
+        auto="the GPU if there is one",
+    )  # fmt: skip
+    threads: int | None = option(None, group="device", low=1, help="CPU threads of the engine.", auto="one a core")
+    tp_size: int = option(1, group="device", low=1, help="Tensor parallelism: GPUs (or CPU processes) that share a model.")
+
+    # -- memory
+    page_size: int | None = option(
+        None, group="memory", choices=PAGE_SIZES, help="Tokens in a page of the KV cache.",
+        auto="the smallest the backends accept that keeps page tables small",
+    )  # fmt: skip
+    kv_cache_dtype: str = option(
+        "auto", group="memory", choices=KV_DTYPES, help="Number type of the KV cache.", auto="dtype"
+    )
+    mem_fraction_static: float | None = option(
+        None, group="memory", low=0, high=1, open_low=True,
+        help="Share of the device's memory for weights and KV cache.", auto="by device",
+    )  # fmt: skip
+    max_total_tokens: int | None = option(
+        None, group="memory", low=1, help="Cap on the tokens that the KV cache holds.", auto="by memory"
+    )
+    prefix_cache: bool | None = option(
+        None, group="memory", help="Keep finished prompts' KV pages for requests that begin alike.", auto="on if possible"
+    )
+
+    # -- attention
+    attention_backend: str | None = option(
+        None, group="attention", choices=ATTENTION_BACKENDS, help="Attention kernels of both phases.", auto="by device"
+    )
+    prefill_attention_backend: str | None = option(
+        None, group="attention", choices=ATTENTION_BACKENDS, help="Attention kernels of prefill.", auto="attention_backend"
+    )
+    decode_attention_backend: str | None = option(
+        None, group="attention", choices=ATTENTION_BACKENDS, help="Attention kernels of decode.", auto="attention_backend"
+    )
+
+    # -- scheduling
+    max_running_requests: int | None = option(
+        None, group="scheduling", low=1, help="Requests that run at the same time.", auto="by device"
+    )
+    max_queued_requests: int | None = option(
+        None, group="scheduling", low=1, help="Requests that may wait; more are refused (HTTP 503).", auto="no limit"
+    )
+    chunked_prefill_size: int | None = option(
+        None, group="scheduling", low=1, also=(-1,),
+        help="Prefill tokens of one step; longer prompts are cut in chunks. -1: never cut.", auto="by device",
+    )  # fmt: skip
+    overlap_schedule: bool | None = option(
+        None, group="scheduling", help="Plan the next step while the device runs this one.", auto="on if possible"
+    )
+
+    # -- graphs
+    cuda_graph_backend_decode: str | None = option(
+        None, group="graphs", choices=GRAPH_BACKENDS, help="How decode steps are recorded.", auto="full if possible"
+    )
+    cuda_graph_backend_prefill: str | None = option(
+        None, group="graphs", choices=GRAPH_BACKENDS, help="How prefill steps are recorded.",
+        auto="piecewise, or full where every backend in use can",
+    )  # fmt: skip
+    cuda_graph_batch_sizes: tuple[int, ...] | None = option(
+        None, group="graphs", low=1, help="Batch sizes of decode to record.", auto="a ladder up to max_running_requests"
+    )
+    cuda_graph_prefill_tokens: tuple[int, ...] | None = option(
+        None, group="graphs", low=1, help="Token counts of prefill to record.", auto="a ladder up to the chunk size"
+    )
+    cuda_graph_prefill_requests: int | None = option(
+        None, group="graphs", low=1, help="Request slots of one full prefill graph.", auto="up to 16"
+    )
+    cuda_graph_capture_order: str = option(
+        "descending", group="graphs", choices=("descending", "ascending"),
+        help="Order of recording; descending takes less memory, the outputs are the same.",
+    )  # fmt: skip
+
+    # -- speculation
+    speculative_algorithm: str | None = option(
+        None, group="speculation", choices=("eagle", "eagle3", "ngram"), help="How tokens are drafted.", auto="off"
+    )
+    speculative_draft_model_path: str | None = option(
+        None, group="speculation", help="The draft model of EAGLE.", auto="none"
+    )
+    speculative_num_steps: int | None = option(
+        None, group="speculation", low=1, high=64, help="Draft steps a round.", auto="by algorithm"
+    )
+    speculative_eagle_topk: int | None = option(
+        None, group="speculation", low=0, high=64, help="Branches at each draft step. 0: no speculation.",
+        auto="by algorithm",
+    )  # fmt: skip
+    speculative_num_draft_tokens: int | None = option(
+        None, group="speculation", low=1, high=1024, help="Tokens that one verification checks.",
+        auto="what the tree of steps and top-k holds, at most 64",
+    )  # fmt: skip
+
+    # -- server
+    host: str = option("127.0.0.1", group="server", help="Address to listen on.")
+    port: int = option(8000, group="server", low=0, high=65535, help="Port to listen on. 0: any free one.")
+    log_level: str = option(
+        "info", group="server", choices=("debug", "info", "warning", "error"), help="Least severe message to log."
+    )
+    strict: bool = option(False, group="server", help="Refuse to start rather than change a setting that you made.")
+
+    asked: Mapping[str, tuple[Asked, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        trail = dict(self.asked)
+        for name, declared in OPTIONS.items():
+            value = getattr(self, name)
+            if value is UNSET:
+                continue
+            if declared.is_automatic(value):
+                object.__setattr__(self, name, UNSET)
+                continue
+            value = declared.check(value)
+            object.__setattr__(self, name, value)
+            if name not in trail:
+                trail[name] = (Asked(value=value, source="python"),)
+        object.__setattr__(self, "asked", trail)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any] | None = None, **more: Any) -> EngineOptions:
+        """Options from names and values; a name that doesn't exist is a `ConfigError` with the nearest one."""
+        given = {**(values or {}), **more}
+        for name in given:
+            if name not in OPTIONS:
+                raise unknown_option(name)
+        return cls(**given)
+
+    def is_set(self, name: str) -> bool:
+        return getattr(self, name) is not UNSET
+
+    def set_values(self) -> dict[str, Any]:
+        return {name: value for name in OPTIONS if (value := getattr(self, name)) is not UNSET}
+
+    def get(self, name: str) -> Any:
+        """The asked value, else the default."""
+        value = getattr(self, name)
+        return OPTIONS[name].default if value is UNSET else value
+
+
+def unknown_option(name: str, *, kind: str = "option", spell: Mapping[str, str] | None = None) -> ConfigError:
+    spelled = spell or {n: n for n in OPTIONS}
+    close = nearest(name, spelled)
+    return ConfigError(f"unknown {kind} {name}.", remedy=f"Did you mean {spelled[close]}?" if close else "")
+
+
+def _declare() -> dict[str, Option]:
+    declared = {}
+    for f in fields(EngineOptions):
+        if "option" not in f.metadata:
+            continue
+        annotation = str(f.type)
+        optional = annotation.endswith(" | None")
+        kind = "ints" if annotation.startswith("tuple") else annotation.removesuffix(" | None")
+        assert f.default is UNSET and f.default is not MISSING
+        declared[f.name] = Option(name=f.name, kind=kind, optional=optional, **f.metadata["option"])
+    return declared
+
+
+OPTIONS: Final[Mapping[str, Option]] = _declare()
