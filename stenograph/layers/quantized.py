@@ -1,0 +1,133 @@
+"""Quantised weights as a GGUF file holds them, and the CPU kernels that multiply them without unpacking.
+
+Shapes: T tokens, K input features, N output features, B blocks of 32 weights along K.
+
+torch multiplies 4-bit weights in groups of 32 on the CPU, at speed in bfloat16 alone (`_weight_int4pack_mm_for_cpu`):
+w = (q - 8) * scale + zero, with q in 0..15. The block formats fit it with every quantised number kept as it is:
+    Q4_0  w = d * (q - 8)                            scale d, zero 0
+    Q4_1  w = d * q + m                              scale d, zero m + 8 d
+    Q8_0  w = d * q = d * (16 high + low)            two products: high + 8 with scale 16 d, low with scale d, zero 8 d
+Only the scales are rounded, to the kernel's bfloat16: the result equals the dequantised bfloat16 model to bfloat16's
+accuracy. In any other dtype the weights are dequantised, exactly in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 32  # weights a block of the packable types
+PACKABLE = ("Q4_0", "Q4_1", "Q8_0")
+MAX_PACKED_TOKENS = 8
+"""Above this the 4-bit kernel, whose time grows with every token, falls behind a dense bfloat16 product (measured on
+576 x 576 ... 3072 x 576 with two AVX-512 cores: level at 8 to 16 tokens, twice as slow at 32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A matrix in a GGUF block format.
+
+    qtype  the format's name ("Q4_1", "Q6_K", ...)
+    data   uint8 [rows, bytes a row]
+    shape  (rows, cols) in weights
+    """
+
+    qtype: str
+    data: Tensor
+    shape: tuple[int, int]
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """[rows, cols]; computed in float32 by the gguf package."""
+        import gguf
+
+        values = gguf.dequantize(self.data.numpy(), gguf.GGMLQuantizationType[self.qtype])
+        return torch.from_numpy(values).view(self.shape).to(dtype)
+
+    def rows(self, start: int, stop: int) -> QuantizedTensor:
+        return QuantizedTensor(self.qtype, self.data[start:stop], (stop - start, self.shape[1]))
+
+    def cols(self, start: int, stop: int) -> QuantizedTensor | None:
+        """None where the cut isn't at the edge of a block."""
+        import gguf
+
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.qtype]]
+        if start % block or stop % block:
+            return None
+        data = self.data[:, start // block * size : stop // block * size].contiguous()
+        return QuantizedTensor(self.qtype, data, (self.shape[0], stop - start))
+
+
+def cat_rows(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Stacks matrices of one format and width."""
+    assert len({(p.qtype, p.shape[1]) for p in parts}) == 1
+    if len(parts) == 1:
+        return parts[0]
+    rows = sum(p.shape[0] for p in parts)
+    return QuantizedTensor(parts[0].qtype, torch.cat([p.data for p in parts]), (rows, parts[0].shape[1]))
+
+
+class PackedLinear:
+    """y_TN = x_TK W^T for bfloat16 x: from packed weights for few tokens, from a dense copy for many.
+
+    The copy takes 2 bytes a weight; without it (`dense` None) the packed weights serve any number of tokens.
+    """
+
+    def __init__(self, planes: list[tuple[Tensor, Tensor]], shape: tuple[int, int], dense: Tensor | None) -> None:
+        self.planes, self.shape, self.dense = planes, shape, dense
+        self._single = planes[0] if len(planes) == 1 else None
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = [t for plane in self.planes for t in plane] + ([] if self.dense is None else [self.dense])
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        if self.dense is not None and x_TK.shape[0] > MAX_PACKED_TOKENS:
+            return F.linear(x_TK, self.dense)
+        if self._single is not None:
+            weights, scales = self._single
+            return torch.ops.aten._weight_int4pack_mm_for_cpu(x_TK, weights, BLOCK, scales)
+        y_TN = None
+        for weights, scales in self.planes:
+            part = torch.ops.aten._weight_int4pack_mm_for_cpu(x_TK, weights, BLOCK, scales)
+            y_TN = part if y_TN is None else y_TN.add_(part)
+        assert y_TN is not None
+        return y_TN
+
+
+def pack(weight: QuantizedTensor, dtype: torch.dtype, *, keep_dense: bool = True) -> PackedLinear | None:
+    """The weight in the CPU kernel's layout; None where torch has no kernel for its format, dtype or shape."""
+    rows, cols = weight.shape
+    if dtype != torch.bfloat16 or weight.qtype not in PACKABLE or rows % 16 or cols % BLOCK:
+        return None
+    if not hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu"):
+        return None
+    blocks_NBX = weight.data.view(rows, cols // BLOCK, -1)
+    scale_NB = blocks_NBX[..., :2].contiguous().view(torch.float16).float().squeeze(-1)
+    if weight.qtype == "Q8_0":
+        q_NK = blocks_NBX[..., 2:].contiguous().view(torch.int8).to(torch.int32).view(rows, cols)
+        planes = [
+            _plane((q_NK >> 4) + 8, 16 * scale_NB, torch.zeros_like(scale_NB)),
+            _plane(q_NK & 15, scale_NB, 8 * scale_NB),
+        ]
+    else:
+        header = 2 if weight.qtype == "Q4_0" else 4
+        packed = blocks_NBX[..., header:]  # byte i of a block: weight i low, weight i + 16 high
+        q_NK = torch.cat([packed & 15, packed >> 4], dim=-1).to(torch.int32).view(rows, cols)
+        if weight.qtype == "Q4_0":
+            zero_NB = torch.zeros_like(scale_NB)
+        else:
+            zero_NB = blocks_NBX[..., 2:4].contiguous().view(torch.float16).float().squeeze(-1) + 8 * scale_NB
+        planes = [_plane(q_NK, scale_NB, zero_NB)]
+    return PackedLinear(planes, weight.shape, weight.dequantize(dtype) if keep_dense else None)
+
+
+def _plane(q_NK: Tensor, scale_NB: Tensor, zero_NB: Tensor) -> tuple[Tensor, Tensor]:
+    """(packed nibbles, bfloat16 [B, N, 2] scale and zero) for q in 0..15."""
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q_NK.contiguous(), 1)
+    scales = torch.stack([scale_NB.t(), zero_NB.t()], dim=-1).to(torch.bfloat16).contiguous()
+    return packed, scales
