@@ -37,6 +37,11 @@ class DeviceFacts:
     cpu_count: int = 1
     bfloat16: bool = True
 
+    @classmethod
+    def probe(cls, name: str = "auto") -> DeviceFacts:
+        """Facts of the device that the engine will run on (auto, cuda or cpu), from torch itself."""
+        return probe_device(name)
+
     @property
     def generation(self) -> int:
         """70 and before, 80 Ampere, 86, 89 Ada, 90 Hopper, 100 data-centre Blackwell, 120 consumer Blackwell; 0 for a CPU."""

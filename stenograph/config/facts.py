@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stenograph.config.device import DeviceFacts
 from stenograph.errors import ModelLoadError
+
+__all__ = ["DeviceFacts", "MLAFacts", "MoEFacts", "ModelFacts", "RopeFacts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Every option of the engine, declared once: type, default, limits, help.
 
 The command line's flags, the `STENOGRAPH_*` variables, the YAML file's keys, `LLM(...)`'s keyword arguments and
-docs/settings.md all come from `EngineOptions`. A field that nobody set holds `UNSET`; so a value that equals the
-default still counts as set.
+docs/settings.md all come from `EngineOptions`. It knows which fields somebody set (`explicit`), so a value that equals
+the default still counts as set.
 """
 
 from __future__ import annotations
@@ -23,24 +23,12 @@ QUANTIZATIONS: Final = ("none", "gguf", "fp8", "awq", "gptq", "compressed-tensor
 
 
 class _Unset:
-    """The value of a field that nobody set. One instance, also after pickling."""
+    """Stands for no argument at all in `EngineOptions(...)`."""
 
     __slots__ = ()
-    _instance: _Unset | None = None
-
-    def __new__(cls) -> _Unset:
-        if cls._instance is None:
-            cls._instance = super().__new__(cls)
-        return cls._instance
-
-    def __reduce__(self) -> str:
-        return "UNSET"
 
     def __repr__(self) -> str:
         return "UNSET"
-
-    def __bool__(self) -> bool:
-        return False
 
 
 UNSET: Final = _Unset()
@@ -112,9 +100,9 @@ class Option:
             if self._int_ok(value):
                 return value
         elif kind == "float":
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-                if self._in_range(value):
-                    return float(value)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if number and math.isfinite(value) and self._in_range(value):
+                return float(value)
         elif isinstance(value, (list, tuple)) and all(self._int_ok(item) for item in value):
             return tuple(sorted(set(value)))
         raise self._wrong(value)
@@ -196,7 +184,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """What was asked. Construction checks every value and raises `ConfigError`; see `of` for unknown names."""
+    """What was asked. Construction checks every value and raises `ConfigError`.
+
+    `from_python` also turns an unknown name into one."""
 
     # -- model
     model: str = option(
@@ -332,41 +322,38 @@ class EngineOptions:
     strict: bool = option(False, group="server", help="Refuse to start rather than change a setting that you made.")
 
     asked: Mapping[str, tuple[Asked, ...]] = field(default_factory=dict, compare=False, repr=False)
+    explicit: frozenset[str] = field(init=False, repr=False)  # names of the fields that somebody set
 
     def __post_init__(self) -> None:
+        put = object.__setattr__
         trail = dict(self.asked)
+        explicit = set()
         for name, declared in OPTIONS.items():
             value = getattr(self, name)
-            if value is UNSET:
-                continue
-            if declared.is_automatic(value):
-                object.__setattr__(self, name, UNSET)
+            if value is UNSET or declared.is_automatic(value):
+                put(self, name, declared.default)
                 continue
             value = declared.check(value)
-            object.__setattr__(self, name, value)
+            put(self, name, value)
+            explicit.add(name)
             if name not in trail:
                 trail[name] = (Asked(value=value, source="python"),)
-        object.__setattr__(self, "asked", trail)
+        put(self, "asked", trail)
+        put(self, "explicit", frozenset(explicit))
 
     @classmethod
-    def of(cls, values: Mapping[str, Any] | None = None, **more: Any) -> EngineOptions:
+    def from_python(cls, **values: Any) -> EngineOptions:
         """Options from names and values; a name that doesn't exist is a `ConfigError` with the nearest one."""
-        given = {**(values or {}), **more}
-        for name in given:
+        for name in values:
             if name not in OPTIONS:
                 raise unknown_option(name)
-        return cls(**given)
+        return cls(**values)
 
     def is_set(self, name: str) -> bool:
-        return getattr(self, name) is not UNSET
+        return name in self.explicit
 
     def set_values(self) -> dict[str, Any]:
-        return {name: value for name in OPTIONS if (value := getattr(self, name)) is not UNSET}
-
-    def get(self, name: str) -> Any:
-        """The asked value, else the default."""
-        value = getattr(self, name)
-        return OPTIONS[name].default if value is UNSET else value
+        return {name: getattr(self, name) for name in OPTIONS if name in self.explicit}
 
 
 def unknown_option(name: str, *, kind: str = "option", spell: Mapping[str, str] | None = None) -> ConfigError:

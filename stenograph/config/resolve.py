@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from stenograph.config import rules
 from stenograph.config.device import DeviceFacts
 from stenograph.config.facts import ModelFacts
-from stenograph.config.options import OPTIONS, UNSET, EngineOptions
+from stenograph.config.options import OPTIONS, EngineOptions
 from stenograph.config.passes import PASSES, Because, Conflict, Pass, PassError, View
 from stenograph.config.support import THIS_VERSION, Support
 from stenograph.errors import ConfigError
@@ -270,7 +270,7 @@ def _refusal(name: str, asked: Any, last: Step) -> Conflict:
 
 def show(value: Any) -> str:
     """A value as people write it."""
-    if value is None or value is UNSET:
+    if value is None:
         return "unset"
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from stenograph.config.capabilities import capabilities
 from stenograph.config.passes import Conflict, View, because, register_post_process
 from stenograph.config.rules.attention import backends_in_use
-from stenograph.config.capabilities import capabilities
 
 DECODE, PREFILL = "cuda_graph_backend_decode", "cuda_graph_backend_prefill"
 _LONGEST_UNCUT = 16384

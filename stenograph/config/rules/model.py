@@ -97,13 +97,16 @@ def quantization_check(view: View) -> dict[str, Any]:
     if method is None:
         return {}
     stored = view.facts.quantization or "none"
-    gguf_file = method == "gguf" and stored == "none"  # a GGUF file's facts may be those of the plain model
-    if not view.is_default("quantization") and method != stored and not gguf_file:
-        if not (view.load_format == "dummy" and method == "none"):
-            raise Conflict(
-                "quantization", "model", message=f"{method} asked for, and the checkpoint has {stored}.",
-                remedy=f"Leave quantization unset, or choose a checkpoint in {method}.",
-            )  # fmt: skip
+    fits = (
+        method == stored
+        or (method == "gguf" and stored == "none")  # a GGUF file's facts may be those of the plain model
+        or (method == "none" and view.load_format == "dummy")
+    )
+    if not fits and not view.is_default("quantization"):
+        raise Conflict(
+            "quantization", "model", message=f"{method} asked for, and the checkpoint has {stored}.",
+            remedy=f"Leave quantization unset, or choose a checkpoint in {method}.",
+        )  # fmt: skip
     generation = view.device.generation
     if view.device.kind == "cpu" and method not in ("none", "gguf"):
         raise Conflict(
