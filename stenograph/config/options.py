@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from stenograph.errors import ConfigError
@@ -237,7 +237,8 @@ class EngineOptions:
     )
     mem_fraction_static: float | None = option(
         None, group="memory", low=0, high=1, open_low=True,
-        help="Share of the device's memory for weights and KV cache.", auto="by device",
+        help="Share of the device's memory for the engine: weights, KV cache, activations (CPU: of what the weights leave).",
+        auto="0.9 on a GPU, 0.5 on a CPU",
     )  # fmt: skip
     max_total_tokens: int | None = option(
         None, group="memory", low=1, help="Cap on the tokens that the KV cache holds.", auto="by memory"
@@ -370,7 +371,6 @@ def _declare() -> dict[str, Option]:
         annotation = str(f.type)
         optional = annotation.endswith(" | None")
         kind = "ints" if annotation.startswith("tuple") else annotation.removesuffix(" | None")
-        assert f.default is UNSET and f.default is not MISSING
         declared[f.name] = Option(name=f.name, kind=kind, optional=optional, **f.metadata["option"])
     return declared
 

@@ -7,6 +7,7 @@ engine calls before it starts.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,7 +50,7 @@ EVERYTHING: Final = Support(  # all that the options can name: what the rules ar
 
 def check_runnable(resolved: Resolved, support: Support = THIS_VERSION) -> None:
     """Raises `ConfigError` naming a setting, or a kind of model, that this version resolves but cannot run yet."""
-    runs: list[tuple[str, Any, frozenset[str]]] = [
+    runs: list[tuple[str, Any, AbstractSet[str | None]]] = [
         ("prefill_attention_backend", resolved.prefill_attention_backend, support.attention),
         ("decode_attention_backend", resolved.decode_attention_backend, support.attention),
         ("cuda_graph_backend_decode", resolved.cuda_graph_backend_decode, support.graphs | {"disabled"}),

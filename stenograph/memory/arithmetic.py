@@ -121,14 +121,15 @@ def graph_bytes(
     return least, 2 * least + activation_bytes(facts, dtype=dtype, tokens=largest, requests=rows, tp_size=tp_size)
 
 
-def dynamic_bytes(
-    facts: ModelFacts, *, dtype: str, tokens: int, requests: int, tp_size: int, batch_sizes: Sequence[int],
-    prefill_tokens: Sequence[int],
-) -> int:  # fmt: skip
-    """What must stay free beside weights and KV cache on a GPU: the largest step, workspaces, graphs."""
-    largest = activation_bytes(facts, dtype=dtype, tokens=max(tokens, requests), requests=requests, tp_size=tp_size)
-    graphs = graph_bytes(facts, dtype=dtype, batch_sizes=batch_sizes, prefill_tokens=prefill_tokens, tp_size=tp_size)
-    return largest + graphs[1] + _WORKSPACE_BYTES + _CONTEXT_BYTES
+def kv_budget_bytes(*, total: int, fraction: float, weights: int, elsewhere: int, on_gpu: bool) -> int:
+    """Bytes left for the KV cache. `elsewhere` is activations, workspaces and graphs.
+
+    On a GPU the fraction covers all that the engine takes. On a CPU it is the share of what the weights leave, since
+    other programs live in the same memory.
+    """
+    if on_gpu:
+        return int(total * fraction) - weights - elsewhere
+    return int((total - weights) * fraction) - elsewhere
 
 
 def kv_pool_pages(

@@ -1,31 +1,41 @@
-"""How much memory weights and KV cache may take."""
+"""How much of the device's memory the engine may take."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from stenograph.config.passes import View, because, register_post_process
-from stenograph.memory.arithmetic import dynamic_bytes
+from stenograph.config.passes import Conflict, View, because, register_post_process
+from stenograph.memory.arithmetic import DTYPE_BYTES, show_bytes, weight_bytes
 
-_LEAST, _MOST = 0.5, 0.9
+_MOST = 0.97
 
 
 @register_post_process(fills=True)
 def memory_fraction_default(view: View) -> dict[str, Any]:
-    """Fills mem_fraction_static. CPU: half, since other programs live there too. GPU: what activations at the largest step,
-    workspaces, graphs and the CUDA context leave, from 0.5 to 0.9."""
+    """Fills mem_fraction_static: 0.9 on a GPU; on a CPU half of what the weights leave, since other programs live there."""
     if not view.is_default("mem_fraction_static"):
         return {}
     if view.device.kind == "cpu":
         return {"mem_fraction_static": because(0.5, "other programs share this memory")}
-    if view.max_running_requests is None or view.chunked_prefill_size is None or view.dtype == "auto":
+    return {"mem_fraction_static": because(0.9, "the rest is for the driver and for fragmentation")}
+
+
+@register_post_process
+def memory_fraction_check(view: View) -> dict[str, Any]:
+    """Rejects a memory fraction that doesn't hold the weights where a larger one would, with the number. (A model that is
+    too large for the device at any fraction is for `steno plan` and the engine's start to tell.)"""
+    fraction, dtype, quantization = view.mem_fraction_static, view.dtype, view.quantization
+    if fraction is None or dtype not in DTYPE_BYTES or quantization is None or view.device.kind == "cpu":
         return {}
-    chunk = view.chunked_prefill_size
-    needed = dynamic_bytes(
-        view.facts, dtype=view.dtype, tokens=view.context_length if chunk == -1 else chunk,
-        requests=view.max_running_requests, tp_size=view.tp_size, batch_sizes=view.cuda_graph_batch_sizes or (),
-        prefill_tokens=view.cuda_graph_prefill_tokens or (),
-    )  # fmt: skip
-    share = int((1 - needed / view.device.memory_bytes) * 100) / 100
-    share = max(_LEAST, min(_MOST, share))
-    return {"mem_fraction_static": because(share, f"the largest step and its graphs take about {needed / 2**30:.1f} GiB")}
+    total = view.device.memory_bytes
+    weights = weight_bytes(view.facts, dtype=dtype, quantization=quantization, tp_size=view.tp_size)
+    if fraction * total < weights <= _MOST * total:
+        enough = math.ceil(100 * weights / total + 1) / 100
+        raise Conflict(
+            "mem_fraction_static", "model",
+            message=f"{fraction:g} of {view.device.name}'s memory is {show_bytes(int(fraction * total))}, and the weights "
+            f"take {show_bytes(weights)}.",
+            remedy=f"Raise --mem-fraction-static to {enough:g} or more, or use a smaller model or more GPUs (--tp-size).",
+        )  # fmt: skip
+    return {}
