@@ -1,10 +1,10 @@
 """Attention in plain torch: the reference on every device, and the default on the CPU.
 
-Decode rows are gathered from their pages into one padded batch and go through one scaled_dot_product_attention;
-prefill rows, each with its own prefix, go one by one.
+Decode rows are gathered from their pages into one padded batch, head by head, and multiplied at once; a lone decode
+row in consecutive pages is read where it lies. Prefill rows, each with its own prefix, go one by one.
 
 Shapes: T tokens, B decode rows, L longest decode row, Q tokens of a prefill row, K keys of it, H query heads,
-G KV heads, D head_dim.
+G KV heads, R query heads for each of them, D head_dim.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class TorchNativePlan:
         self.layout = layout
         self.device = layout.token_slots_T.device
         self.num_decode = layout.num_decode
-        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
-        # One row's slots: a slice where its pages are consecutive, else an index tensor.
-        self.decode_slots_BL: Tensor | None = None
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
         self.decode_slice: slice | None = None
+        self._decode_rows: dict[int, Tensor] = {}
+        self._gathered: dict[str, Tensor] = {}
         if self.num_decode == 1 and is_run(layout.page_tables[0]):
             self.decode_slice = self._slice(0)
         elif self.num_decode:
@@ -61,13 +61,12 @@ class TorchNativePlan:
         padded = [(table[:width] + [PADDING_PAGE] * (width - len(table))) for table in tables]
         pages_BM = torch.tensor(padded, dtype=torch.int64)
         slots_BL = (pages_BM.unsqueeze(-1) * page_size + torch.arange(page_size)).flatten(1)[:, :longest]
-        self.decode_lens_B = torch.tensor(lens, dtype=torch.int64)
-        beyond_BL = torch.arange(longest) >= self.decode_lens_B.unsqueeze(1)
+        lens_B = torch.tensor(lens, dtype=torch.int64)
         # Lanes beyond a row's length read the padding page: what another request left in a page may be NaN.
-        slots_BL = slots_BL.masked_fill(beyond_BL, PADDING_PAGE * page_size)
+        slots_BL = slots_BL.masked_fill(torch.arange(longest) >= lens_B.unsqueeze(1), PADDING_PAGE * page_size)
         self.decode_longest = longest
-        self.decode_slots_BL = slots_BL.flatten().to(self.device)
-        self.decode_lens_B = self.decode_lens_B.to(self.device)
+        self.decode_slots_BL = slots_BL.to(self.device)
+        self.decode_lens_B = lens_B.to(self.device)
 
     def _slice(self, row: int) -> slice:
         first = self.layout.page_tables[row][0] * self.cache.page_size
@@ -102,30 +101,53 @@ class TorchNativePlan:
 
     def _decode(self, spec: AttentionSpec, q_BHD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         if self.decode_slice is not None:
-            window = self.decode_slice
-            if spec.window is not None:
-                window = slice(max(window.start, window.stop - spec.window), window.stop)
-            k_1LGD, v_1LGD = keys[window].unsqueeze(0), values[window].unsqueeze(0)
-            return _attention(spec, q_BHD.unsqueeze(2), k_1LGD.transpose(1, 2), v_1LGD.transpose(1, 2), None).squeeze(2)
-        assert self.decode_slots_BL is not None
-        shape = (self.num_decode, self.decode_longest, spec.num_kv_heads, spec.head_dim)
-        k_BGLD = keys.index_select(0, self.decode_slots_BL).view(shape).transpose(1, 2)
-        v_BGLD = values.index_select(0, self.decode_slots_BL).view(shape).transpose(1, 2)
-        mask = self._decode_mask(spec.window)
-        return _attention(spec, q_BHD.unsqueeze(2), k_BGLD, v_BGLD, mask).squeeze(2)
+            return self._decode_in_place(spec, q_BHD, keys, values, self.decode_slice)
+        batch, groups, longest, dim = self.num_decode, spec.num_kv_heads, self.decode_longest, spec.head_dim
+        k_XLD = self._gather("keys", keys, groups).view(batch * groups, longest, dim).to(q_BHD.dtype)
+        v_XLD = self._gather("values", values, groups).view(batch * groups, longest, dim).to(q_BHD.dtype)
+        q_XRD = q_BHD.reshape(batch * groups, spec.num_heads // groups, dim)
+        hidden_X1L = self._decode_bias(spec.window, groups, q_BHD.dtype)
+        if spec.softcap is None:
+            scores_XRL = torch.baddbmm(hidden_X1L, q_XRD, k_XLD.transpose(1, 2), alpha=spec.scale)
+        else:
+            scores_XRL = torch.bmm(q_XRD, k_XLD.transpose(1, 2)) * (spec.scale / spec.softcap)
+            scores_XRL = scores_XRL.tanh_().mul_(spec.softcap).add_(hidden_X1L)
+        return torch.bmm(scores_XRL.softmax(-1), v_XLD).view(q_BHD.shape)
 
-    def _decode_mask(self, window: int | None) -> Tensor | None:
-        """bool [B, 1, 1, L], True where a query may look; None where every lane of every row counts."""
-        key = (-1, window)
+    def _decode_in_place(
+        self, spec: AttentionSpec, q_1HD: Tensor, keys: Tensor, values: Tensor, lanes: slice
+    ) -> Tensor:
+        """One row whose keys are a slice of the cache. On the CPU in float32, where torch's kernel is several times
+        faster than in bfloat16."""
+        if spec.window is not None:
+            lanes = slice(max(lanes.start, lanes.stop - spec.window), lanes.stop)
+        dtype = torch.float32 if self.device.type == "cpu" else q_1HD.dtype
+        k_1GLD, v_1GLD = (x[lanes].to(dtype).unsqueeze(0).transpose(1, 2) for x in (keys, values))
+        return _attention(spec, q_1HD.to(dtype).unsqueeze(2), k_1GLD, v_1GLD, None).squeeze(2).to(q_1HD.dtype)
+
+    def _gather(self, name: str, cache: Tensor, groups: int) -> Tensor:
+        """[B * G * L, D]: every lane of every row, KV head by KV head. One buffer serves all layers in turn."""
+        rows = self._decode_rows.get(groups)
+        if rows is None:
+            heads_G1 = torch.arange(groups, device=self.device).unsqueeze(1)
+            rows = self._decode_rows[groups] = (self.decode_slots_BL.unsqueeze(1) * groups + heads_G1).flatten()
+        flat = cache.view(-1, cache.shape[-1])
+        buffer = self._gathered.get(name)
+        if buffer is None:
+            buffer = self._gathered[name] = flat.new_empty(rows.shape[0], flat.shape[1])
+        return torch.index_select(flat, 0, rows, out=buffer)
+
+    def _decode_bias(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+        """[B * G, 1, L]: 0 where a query may look, else -inf."""
+        key = (-groups, window)
         if key not in self._masks:
             position_L = torch.arange(self.decode_longest, device=self.device)
             lens_B1 = self.decode_lens_B.unsqueeze(1)
-            seen_BL = position_L < lens_B1
+            hidden_BL = position_L >= lens_B1
             if window is not None:
-                seen_BL &= position_L >= lens_B1 - window
-            lens = self.layout.kv_lens[: self.num_decode]
-            plain = min(lens) == self.decode_longest and (window is None or window >= self.decode_longest)
-            self._masks[key] = None if plain else seen_BL[:, None, None, :]
+                hidden_BL |= position_L < lens_B1 - window
+            bias_BL = torch.zeros(hidden_BL.shape, dtype=dtype, device=self.device).masked_fill_(hidden_BL, -torch.inf)
+            self._masks[key] = bias_BL.repeat_interleave(groups, dim=0).unsqueeze(1)
         return self._masks[key]
 
     def _prefill(self, spec: AttentionSpec, row: int, q_QHD: Tensor, k_KGD: Tensor, v_KGD: Tensor) -> Tensor:
@@ -146,9 +168,7 @@ class TorchNativePlan:
             if window is not None:
                 seen_QK &= key_K > query_Q1 - window
             self._masks[key] = seen_QK
-        mask = self._masks[key]
-        assert mask is not None
-        return mask
+        return self._masks[key]
 
 
 def _take(cache: Tensor, slots: slice | Tensor) -> Tensor:

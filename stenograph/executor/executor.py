@@ -121,7 +121,7 @@ class Executor:
         if len(last_N) != hidden_TE.shape[0]:
             hidden_TE = hidden_TE.index_select(0, torch.tensor(last_N, device=self.device))
         logits_NV = self.model.logits(hidden_TE)
-        out = sample(logits_NV, SamplingBatch.build(sampled, self.device, self.facts.vocab_size))
+        out = sample(logits_NV, SamplingBatch.build(sampled))
         return StepResult(
             token_ids=out.token_ids.tolist(),
             logprobs=out.logprobs,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stenograph.layers.linear import Build, Weight, dense
+from stenograph.layers.prepacked import PrepackedLinear, can_prepack
 from stenograph.layers.quantized import PackedLinear, QuantizedTensor, pack
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class LMHead(nn.Module):
         self.vocab_size, self.hidden_size = embedding.vocab_size, embedding.hidden_size
         self.share = embedding.share
         self.register_parameter("weight", None)
-        self.packed: PackedLinear | None = None
+        self.packed: PackedLinear | PrepackedLinear | None = None
         self._own: Weight | None = None
 
     def load_weight(self, part: str, kind: str, value: Weight) -> bool:
@@ -101,24 +102,22 @@ class LMHead(nn.Module):
     def finish(self, embedding: VocabEmbedding) -> None:
         """After loading: settles which table is used. A file's own head wins over a tie, with a warning if they differ."""
         source, embedding.source = embedding.source, None
-        if self._own is None and not self.tied:
-            return
-        if self._own is not None and self.tied and embedding.weight is not None:
-            own = dense(self._own, self.build.dtype).to(self.build.device)
-            if torch.equal(own, embedding.weight):
-                self._own = None
+        own, self._own = self._own, None
+        if own is not None and self.tied and embedding.weight is not None:
+            if torch.equal(dense(own, self.build.dtype).to(self.build.device), embedding.weight):
+                own = None
             else:
-                log.warning("The configuration ties lm_head to the embeddings, but the file holds another one: using the file's.")
-        chosen = source if self._own is None else self._own
+                log.warning("The configuration ties lm_head to the embeddings, but the file holds another: using the file's.")
+        chosen = source if own is None else own
         if isinstance(chosen, QuantizedTensor) and self.build.device.type == "cpu":
             self.packed = pack(chosen, self.build.dtype)
-        if self.packed is None:
-            if self._own is None:
-                self.weight = embedding.weight  # type: ignore[assignment]
+        if self.packed is None and self.weight is None:
+            table = embedding.weight if own is None else dense(own, self.build.dtype).to(self.build.device)
+            assert table is not None
+            if can_prepack(self.build.dtype, self.build.device):
+                self.packed = PrepackedLinear(table)
             else:
-                table = dense(self._own, self.build.dtype).to(self.build.device)
                 self.weight = nn.Parameter(table, requires_grad=False)
-        self._own = None
 
     def allocate(self) -> None:
         if not self.tied:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stenograph.distributed.tensor_parallel import TensorParallel
+from stenograph.layers.prepacked import PrepackedLinear, can_prepack
 from stenograph.layers.quantized import PackedLinear, QuantizedTensor, cat_rows, pack
 
 Weight = Tensor | QuantizedTensor
@@ -60,7 +61,7 @@ class Linear(nn.Module):
         self.has_bias = bias
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
-        self.packed: PackedLinear | None = None
+        self.packed: PackedLinear | PrepackedLinear | None = None  # instead of `weight`, on a CPU
         self._arrived: dict[tuple[str, str], Weight] = {}
 
     # -- weights
@@ -104,6 +105,12 @@ class Linear(nn.Module):
             self.packed = pack(cat_rows(quantized), self.build.dtype)
         if self.packed is None:
             self.weight = self._parameter(torch.cat([dense(w, self.build.dtype) for w in weights]))
+            self.prepack()
+
+    def prepack(self) -> None:
+        """Moves a dense weight to the CPU's fast layout, where there is one."""
+        if self.weight is not None and can_prepack(self.build.dtype, self.build.device):
+            self.packed, self.weight = PrepackedLinear(self.weight), None
 
     def _parameter(self, value: Tensor) -> nn.Parameter:
         return nn.Parameter(value.to(self.build.device, self.build.dtype), requires_grad=False)

@@ -17,14 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from stenograph.layers.prepacked import PrepackedLinear, can_prepack
 
 BLOCK = 32  # weights a block of the packable types
 PACKABLE = ("Q4_0", "Q4_1", "Q8_0")
 MAX_PACKED_TOKENS = 8
-"""Above this the 4-bit kernel, whose time grows with every token, falls behind a dense bfloat16 product (measured on
-576 x 576 ... 3072 x 576 with two AVX-512 cores: level at 8 to 16 tokens, twice as slow at 32)."""
+"""Above this the 4-bit kernel, whose time grows with every token, falls behind a dense bfloat16 product (cold weights,
+576 x 576 ... 3072 x 576, two AVX-512 cores: level at 8 tokens, 1.3 times as slow at 16, twice as slow at 32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +77,18 @@ class PackedLinear:
     The copy takes 2 bytes a weight; without it (`dense` None) the packed weights serve any number of tokens.
     """
 
-    def __init__(self, planes: list[tuple[Tensor, Tensor]], shape: tuple[int, int], dense: Tensor | None) -> None:
+    def __init__(self, planes: list[tuple[Tensor, Tensor]], shape: tuple[int, int], dense: PrepackedLinear | None) -> None:
         self.planes, self.shape, self.dense = planes, shape, dense
         self._single = planes[0] if len(planes) == 1 else None
 
     @property
     def num_bytes(self) -> int:
-        tensors = [t for plane in self.planes for t in plane] + ([] if self.dense is None else [self.dense])
-        return sum(t.numel() * t.element_size() for t in tensors)
+        packed = sum(t.numel() * t.element_size() for plane in self.planes for t in plane)
+        return packed + (0 if self.dense is None else self.dense.num_bytes)
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         if self.dense is not None and x_TK.shape[0] > MAX_PACKED_TOKENS:
-            return F.linear(x_TK, self.dense)
+            return self.dense(x_TK)
         if self._single is not None:
             weights, scales = self._single
             return torch.ops.aten._weight_int4pack_mm_for_cpu(x_TK, weights, BLOCK, scales)
@@ -123,7 +124,8 @@ def pack(weight: QuantizedTensor, dtype: torch.dtype, *, keep_dense: bool = True
         else:
             zero_NB = blocks_NBX[..., 2:4].contiguous().view(torch.float16).float().squeeze(-1) + 8 * scale_NB
         planes = [_plane(q_NK, scale_NB, zero_NB)]
-    return PackedLinear(planes, weight.shape, weight.dequantize(dtype) if keep_dense else None)
+    copy = keep_dense and can_prepack(dtype, weight.data.device)
+    return PackedLinear(planes, weight.shape, PrepackedLinear(weight.dequantize(dtype)) if copy else None)
 
 
 def _plane(q_NK: Tensor, scale_NB: Tensor, zero_NB: Tensor) -> tuple[Tensor, Tensor]:

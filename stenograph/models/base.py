@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stenograph.attention.base import AttentionPlan
 from stenograph.config.facts import ModelFacts, RopeFacts
 from stenograph.layers.embedding import LMHead, VocabEmbedding
-from stenograph.layers.linear import Build, Weight
+from stenograph.layers.linear import Build, Linear, Weight
 from stenograph.layers.norm import RMSNorm
 from stenograph.layers.rotary import Rotary
 
@@ -90,8 +90,9 @@ class CausalLM(nn.Module):
     def finish_loading(self) -> None:
         """After the last `load_weight` (or dummy filling)."""
         self.lm_head.finish(self.embed)
-        if self.lm_head.weight is None and self.lm_head.packed is None:
-            self.lm_head.weight = self.embed.weight
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.prepack()
         self.eval()
 
     def weight_bytes(self) -> int:
