@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,9 @@ def command(
     *,
     flags: dict[str, Any],
     config: str | None,
-    prompts: list[str] | None = typer.Argument(None, metavar="[PROMPT]...", help="Text to continue; else standard input."),
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Text to continue; else standard input.")
+    ] = None,
     chat: bool = typer.Option(False, "--chat", help="Send the prompt as a user's message, through the chat template."),
     max_tokens: int = typer.Option(256, "--max-tokens", help="Longest answer in tokens."),
     temperature: float = typer.Option(1.0, "--temperature", help="0 takes the most likely token each time."),
@@ -29,7 +31,9 @@ def command(
     repetition_penalty: float = typer.Option(1.0, "--repetition-penalty", help="Above 1: repeat less."),
     presence_penalty: float = typer.Option(0.0, "--presence-penalty", help="From -2 to 2."),
     frequency_penalty: float = typer.Option(0.0, "--frequency-penalty", help="From -2 to 2."),
-    stop: list[str] | None = typer.Option(None, "--stop", help="End the answer at this text; may be given several times."),
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", help="End the answer at this text; may be given several times.")
+    ] = None,
     min_tokens: int = typer.Option(0, "--min-tokens", help="Shortest answer in tokens."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the model's own end."),
 ) -> None:

@@ -163,6 +163,7 @@ def _what_would_do(resolved: Resolved) -> str:
     """The first single change that makes room, tried out with the same rules and arithmetic."""
     device = resolved.device_facts
     changes: list[tuple[str, Any]] = [("mem_fraction_static", f) for f in (0.9, 0.95) if f > resolved.mem_fraction_static]
+    changes += [("chunked_prefill_size", n) for n in (2048, 512) if n < resolved.step_prefill_tokens]
     if device.kind == "cuda":
         sizes = valid_tp_sizes(resolved.facts, device.count)
         changes += [("tp_size", n) for n in sizes if n > resolved.tp_size]

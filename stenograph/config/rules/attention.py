@@ -57,7 +57,7 @@ def attention_default(view: View) -> dict[str, Any]:
     if not view.is_default("attention_backend"):
         return {}
     prefill, decode = view.asked("prefill_attention_backend"), view.asked("decode_attention_backend")
-    if prefill or decode:
+    if prefill or decode:  # their values as resolved so far: a pass may have adjusted them
         effective = view.decode_attention_backend if decode else view.prefill_attention_backend
         reason = "both phases are set to it" if prefill == decode else "decode is set to it" if decode else "prefill is set to it"
         return {"attention_backend": because(effective, reason)}

@@ -42,7 +42,7 @@ def _choose(view: View, phase: str) -> tuple[str, str]:
         if "trace" in built:
             return "trace", "the same contract as CUDA graphs, where there is no GPU"
         return "disabled", "CUDA graphs need a GPU"
-    if not in_use:
+    if view.prefill_attention_backend is None or view.decode_attention_backend is None:
         return "disabled", "no attention backend yet"
     if phase == DECODE:
         caps = capabilities(view.decode_attention_backend, mla=view.use_mla_backend())

@@ -19,6 +19,8 @@ def page_size_default(view: View) -> dict[str, Any]:
     if not view.is_default("page_size"):
         return {}
     topk, context = view.speculative_eagle_topk, view.context_length
+    if context is None:
+        return {}  # not filled yet
     sizes = set(PAGE_SIZES)
     for caps in backends_in_use(view):
         sizes &= set(caps.pages(topk))

@@ -46,7 +46,7 @@ def chunk_default(view: View) -> dict[str, Any]:
     if not view.is_default("chunked_prefill_size"):
         return {}
     most = 8192 if view.device.kind == "cuda" else 512
-    size = min(most, view.context_length, view.max_total_tokens or most)
+    size = min(most, view.context_length or most, view.max_total_tokens or most)
     if size == most:
         reason = "fills a GPU and still lets decode in often" if most == 8192 else "keeps decode's waits short on a CPU"
     else:
