@@ -1,0 +1,64 @@
+"""Checkpoints from the Hugging Face hub, through huggingface_hub and its cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stenograph.errors import ModelLoadError
+
+PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken"]
+CONNECT_SECONDS = 5
+
+
+def fetch(repo_id: str) -> Path:
+    """The local directory of a repository. Raises `ModelLoadError` where it is neither cached nor to be had."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    except ModuleNotFoundError as error:
+        raise ModelLoadError(
+            f"The model {repo_id!r} is no local directory, and huggingface_hub is not installed.",
+            remedy="Install it: pip install huggingface_hub",
+        ) from error
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=PATTERNS, local_files_only=not _hub_answers()))
+    except GatedRepoError as error:
+        raise ModelLoadError(
+            f"The repository {repo_id} needs a licence to be accepted.", remedy="Accept it on its page and set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelLoadError(f"There is no repository {repo_id} on the hub.", remedy="Check the spelling.") from error
+    except HFValidationError as error:
+        raise ModelLoadError(f"{repo_id!r} is neither a path that exists nor a valid repository id.") from error
+    except Exception as error:
+        raise ModelLoadError(
+            f"The model {repo_id} is not in the local cache, and the Hugging Face hub cannot be reached "
+            f"({type(error).__name__}).",
+            remedy="Connect to the internet, or name a local directory, a .gguf file or smollm2-135m.",
+        ) from error
+
+
+def _hub_answers() -> bool:
+    """One quick connection, so that a machine without internet isn't kept waiting by retries."""
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if any(name in _proxies() for name in ("https", "http", "all")):
+        return True  # the proxy decides
+    address = urlsplit(constants.ENDPOINT)
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        with socket.create_connection((address.hostname or "", port), timeout=CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _proxies() -> dict[str, str]:
+    from urllib.request import getproxies
+
+    return getproxies()
