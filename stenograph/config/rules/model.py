@@ -77,7 +77,7 @@ def quantization_default(view: View) -> dict[str, Any]:
         return {}
     if view.load_format == "dummy":
         return {"quantization": because("none", "dummy weights are not quantised")}
-    if view.load_format == "gguf" or str(view.model).endswith(".gguf"):
+    if _is_gguf(view):
         return {"quantization": because("gguf", "the weights are a GGUF file")}
     method = view.facts.quantization
     if method is None:
@@ -90,6 +90,10 @@ def quantization_default(view: View) -> dict[str, Any]:
     return {"quantization": because(method, "the checkpoint's")}
 
 
+def _is_gguf(view: View) -> bool:
+    return view.load_format == "gguf" or str(view.model).endswith(".gguf")
+
+
 @register_post_process
 def quantization_check(view: View) -> dict[str, Any]:
     """Rejects a quantisation that the checkpoint doesn't have (nothing is quantised on the fly) or the device can't run."""
@@ -99,7 +103,7 @@ def quantization_check(view: View) -> dict[str, Any]:
     stored = view.facts.quantization or "none"
     fits = (
         method == stored
-        or (method == "gguf" and stored == "none")  # a GGUF file's facts may be those of the plain model
+        or (method == "gguf" and (stored == "none" or _is_gguf(view)))  # its facts may be those of the plain model
         or (method == "none" and view.load_format == "dummy")
     )
     if not fits and not view.is_default("quantization"):
