@@ -24,7 +24,9 @@ def command(
     flags: dict[str, Any],
     config: str | None,
     model_name: str | None = typer.Argument(None, metavar="[MODEL]", help="As --model."),
-    preset: str | None = typer.Option(None, "--model-preset", metavar="NAME", help="A published model's shape, by name."),
+    preset: str | None = typer.Option(
+        None, "--model-preset", metavar="NAME", help="A published model's shape, by name."
+    ),
     device: str | None = typer.Option(None, "--device", metavar=_DEVICES, help="The device to resolve for."),
     format: str = typer.Option("table", "--format", metavar="table|json", help="How to print it."),
     changed: bool = typer.Option(False, "--changed", help="Leave out plain defaults."),
@@ -50,5 +52,3 @@ def _print_all(error: ResolutionError) -> None:
     """All conflicts but the first, which the entry point prints."""
     for other in error.errors[1:]:
         print(f"steno: {other}", file=sys.stderr)
-
-

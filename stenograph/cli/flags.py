@@ -15,10 +15,15 @@ from stenograph.errors import ConfigError
 
 
 def with_options(*, skip: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command a flag for every option (but those in `skip`) and --config; it gets them as `flags` and `config`."""
+    """Gives a command a flag for every option (but those in `skip`) and --config; it gets them as `flags` and
+    `config`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in ("flags", "config")]
+        own = [
+            p
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.name not in ("flags", "config")
+        ]
         names = [name for name in OPTIONS if name not in skip]
 
         def run(**values: Any) -> None:

@@ -56,7 +56,9 @@ def _usage(error: Exception) -> str:
     if name and context is not None and "o such option" in error.format_message():  # type: ignore[attr-defined]
         flags = [flag for p in context.command.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")]
         close = nearest(name, flags)
-        return f"unknown option {name}." + (f" Did you mean {close}?" if close else f" See {context.command_path} --help.")
+        return f"unknown option {name}." + (
+            f" Did you mean {close}?" if close else f" See {context.command_path} --help."
+        )
     return " ".join(error.format_message().split())  # type: ignore[attr-defined]
 
 

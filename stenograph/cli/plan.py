@@ -24,7 +24,9 @@ def command(
     flags: dict[str, Any],
     config: str | None,
     model_name: str | None = typer.Argument(None, metavar="[MODEL]", help="As --model."),
-    preset: str | None = typer.Option(None, "--model-preset", metavar="NAME", help="A published model's shape, by name."),
+    preset: str | None = typer.Option(
+        None, "--model-preset", metavar="NAME", help="A published model's shape, by name."
+    ),
     device: str | None = typer.Option(None, "--device", metavar=_DEVICES, help="The device to plan for."),
     format: str = typer.Option("table", "--format", metavar="table|json", help="How to print it."),
 ) -> None:

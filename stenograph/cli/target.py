@@ -22,11 +22,19 @@ class Target:
 
 
 def find_target(
-    flags: Mapping[str, Any], config: str | None, *, model: str | None, preset: str | None, device: str | None, format: str
+    flags: Mapping[str, Any],
+    config: str | None,
+    *,
+    model: str | None,
+    preset: str | None,
+    device: str | None,
+    format: str,
 ) -> Target:
     if format not in ("table", "json"):
         close = nearest(format, ("table", "json"))
-        raise ConfigError(f"--format is {format!r}; it must be table or json.", remedy=f"Did you mean {close}?" if close else "")
+        raise ConfigError(
+            f"--format is {format!r}; it must be table or json.", remedy=f"Did you mean {close}?" if close else ""
+        )
     if preset is not None and (model is not None or "model" in flags):
         raise ConfigError("a model and --model-preset are both given.", remedy="Name one of them.")
     found = None

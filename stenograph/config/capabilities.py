@@ -1,4 +1,5 @@
-"""What each attention backend can do, declared: rules, checks and graph coverage read it without importing the backend."""
+"""What each attention backend can do, declared: rules, checks and graph coverage read it without importing the
+backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is true of a device, as plain data: probed with torch (the engine), seen without torch (`steno explain`), or named."""
+"""What is true of a device, as plain data: probed with torch (the engine), seen without torch (`steno explain`), or
+named."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class DeviceFacts:
 
     @property
     def generation(self) -> int:
-        """70 and before, 80 Ampere, 86, 89 Ada, 90 Hopper, 100 data-centre Blackwell, 120 consumer Blackwell; 0 for a CPU."""
+        """70 and before, 80 Ampere, 86, 89 Ada, 90 Hopper, 100 data-centre Blackwell, 120 consumer Blackwell; 0 for a
+        CPU."""
         if self.capability is None:
             return 0
         major, minor = self.capability
@@ -74,7 +76,8 @@ DEVICE_NAMES: Final = ("auto", "cuda", "cpu", *NAMED)
 
 
 def device_facts(name: str = "auto") -> DeviceFacts:
-    """Facts for `steno explain --device NAME`: a named GPU, this machine's CPU, or whatever is here. Imports no torch."""
+    """Facts for `steno explain --device NAME`: a named GPU, this machine's CPU, or whatever is here. Imports no
+    torch."""
     if name in NAMED:
         return NAMED[name]
     if name not in DEVICE_NAMES:

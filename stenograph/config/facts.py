@@ -194,7 +194,8 @@ def _read(top: Mapping[str, Any]) -> ModelFacts:
 
 
 def _read_rope(config: Mapping[str, Any], *, gemma3: bool) -> tuple[RopeFacts, RopeFacts | None]:
-    """Both spellings: rope_scaling + rope_theta (older files) and rope_parameters (transformers 5), also per layer type."""
+    """Both spellings: rope_scaling + rope_theta (older files) and rope_parameters (transformers 5), also per layer
+    type."""
     params = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = float(config.get("rope_theta") or (1_000_000.0 if gemma3 else 10000.0))
     partial = float(config.get("partial_rotary_factor") or 1.0)

@@ -85,8 +85,8 @@ class Option:
             raise self._wrong(text) from None
 
     def check(self, value: Any) -> Any:
-        """The value in its own type (a list as a sorted tuple without repeats, a float for an integer where floats go). Raises
-        `ConfigError`."""
+        """The value in its own type (a list as a sorted tuple without repeats, a float for an integer where floats
+        go). Raises `ConfigError`."""
         if value is None and self.optional:
             return None
         kind = self.kind
@@ -225,7 +225,9 @@ class EngineOptions:
         auto="the GPU if there is one",
     )  # fmt: skip
     threads: int | None = option(None, group="device", low=1, help="CPU threads of the engine.", auto="one a core")
-    tp_size: int = option(1, group="device", low=1, help="Tensor parallelism: GPUs (or CPU processes) that share a model.")
+    tp_size: int = option(
+        1, group="device", low=1, help="Tensor parallelism: GPUs (or CPU processes) that share a model."
+    )
 
     # -- memory
     page_size: int | None = option(
@@ -237,14 +239,17 @@ class EngineOptions:
     )
     mem_fraction_static: float | None = option(
         None, group="memory", low=0, high=1, open_low=True,
-        help="Share of the device's memory for the engine: weights, KV cache, activations (CPU: of what the weights leave).",
+        help="Share of the device's memory for the engine: weights, KV, activations (CPU: of what weights leave).",
         auto="0.9 on a GPU, 0.5 on a CPU",
     )  # fmt: skip
     max_total_tokens: int | None = option(
         None, group="memory", low=1, help="Cap on the tokens that the KV cache holds.", auto="by memory"
     )
     prefix_cache: bool | None = option(
-        None, group="memory", help="Keep finished prompts' KV pages for requests that begin alike.", auto="on if possible"
+        None,
+        group="memory",
+        help="Keep finished prompts' KV pages for requests that begin alike.",
+        auto="on if possible",
     )
 
     # -- attention
@@ -252,10 +257,18 @@ class EngineOptions:
         None, group="attention", choices=ATTENTION_BACKENDS, help="Attention kernels of both phases.", auto="by device"
     )
     prefill_attention_backend: str | None = option(
-        None, group="attention", choices=ATTENTION_BACKENDS, help="Attention kernels of prefill.", auto="attention_backend"
+        None,
+        group="attention",
+        choices=ATTENTION_BACKENDS,
+        help="Attention kernels of prefill.",
+        auto="attention_backend",
     )
     decode_attention_backend: str | None = option(
-        None, group="attention", choices=ATTENTION_BACKENDS, help="Attention kernels of decode.", auto="attention_backend"
+        None,
+        group="attention",
+        choices=ATTENTION_BACKENDS,
+        help="Attention kernels of decode.",
+        auto="attention_backend",
     )
 
     # -- scheduling

@@ -5,9 +5,10 @@
         \"\"\"What it does; the documentation quotes this.\"\"\"
         return {"page_size": because(128, "why")}
 
-A pass is a pure function of the view. It has three ways to act, told apart by what it returns and how it is registered:
+A pass is a pure function of the view. It has three ways to act, told apart by what it returns and how it is
+registered:
 
-- *fill*: `@register_post_process(fills=True)`: values for fields that nobody set. It lies below every other pass's word.
+- *fill*: `@register_post_process(fills=True)`: values for fields that nobody set. It lies below the other passes' word.
 - *adjust*: a plain pass. Over a field that the user set it is a warning (with `strict` a refusal); over a filled one,
   a stronger fill.
 - *reject*: `raise Conflict(...)`, naming the settings that don't go together.
@@ -111,7 +112,7 @@ class Pass:
     doc: str
 
     def __call__(self, view: View) -> dict[str, Because]:
-        """Runs it and checks what it returns; the reason defaults to the first line of its docstring."""
+        """Runs it and checks what it returns; the reason defaults to the first sentence of its docstring."""
         answer = self.run(view)
         if not isinstance(answer, dict):
             raise PassError(f"pass {self.name} returned {type(answer).__name__}, not a dict of overrides")
@@ -122,7 +123,7 @@ class Pass:
                 raise PassError(f"pass {self.name} sets {name}, which is no setting")
             if self.fills and not view.is_default(name):
                 raise PassError(f"pass {self.name} fills {name}, which the user has set")
-            told = value if isinstance(value, Because) else Because(value, self.doc.partition("\n")[0])
+            told = value if isinstance(value, Because) else Because(value, self.doc.partition(". ")[0])
             try:
                 declared.check(told.value)
             except ConfigError as error:

@@ -70,7 +70,12 @@ def _parts(resolved: Resolved) -> _Parts:
     )  # fmt: skip
     per_token = arithmetic.kv_bytes_per_token(facts, kv_dtype=resolved.kv_cache_dtype, tp_size=resolved.tp_size)
     return _Parts(
-        weights=weights, activations=activations, workspaces=workspaces, graphs=graphs, per_token=per_token, left_for_kv=left
+        weights=weights,
+        activations=activations,
+        workspaces=workspaces,
+        graphs=graphs,
+        per_token=per_token,
+        left_for_kv=left,
     )
 
 
@@ -85,7 +90,9 @@ def plan_memory(resolved: Resolved) -> MemoryPlan:
             max_total_tokens=resolved.max_total_tokens,
         )  # fmt: skip
     except OutOfMemoryError:
-        raise OutOfMemoryError(_too_large(resolved, parts.weights, elsewhere), remedy=_what_would_do(resolved)) from None
+        raise OutOfMemoryError(
+            _too_large(resolved, parts.weights, elsewhere), remedy=_what_would_do(resolved)
+        ) from None
     kv_bytes = pages * resolved.page_size * parts.per_token
     return MemoryPlan(
         device=device.name,
@@ -117,28 +124,30 @@ def table(plan: MemoryPlan, resolved: Resolved) -> str:
     graphs = show_bytes(plan.graph_bytes_least)
     if plan.graph_bytes_most != plan.graph_bytes_least:
         graphs += f" to {show_bytes(plan.graph_bytes_most)}"
+    stored = resolved.dtype if resolved.quantization == "none" else f"{resolved.quantization} and {resolved.dtype}"
+    step = resolved.step_prefill_tokens
+    decode, prefill = len(resolved.cuda_graph_batch_sizes), len(resolved.cuda_graph_prefill_tokens)
     fraction = f"{resolved.mem_fraction_static:g} of {show_bytes(plan.device_bytes)}"
     lines = columns(
         [
             ("memory" + ranks, "size", "how"),
             ("device", show_bytes(plan.device_bytes), plan.device),
             ("budget", show_bytes(plan.budget_bytes), f"mem_fraction_static {fraction}"),
-            ("weights", show_bytes(plan.weight_bytes), f"{plan.parameters / 1e9:.2f} B parameters, {_stored(resolved)}"),
-            ("activations", show_bytes(plan.activation_bytes), f"at most, for {resolved.step_prefill_tokens} tokens a step"),
+            ("weights", show_bytes(plan.weight_bytes), f"{plan.parameters / 1e9:.2f} B parameters, {stored}"),
+            ("activations", show_bytes(plan.activation_bytes), f"at most, for {step} tokens a step"),
             ("workspaces", show_bytes(plan.workspace_bytes), "page tables, attention workspace, CUDA context"),
-            ("graphs", graphs, f"{len(resolved.cuda_graph_batch_sizes)} decode, {len(resolved.cuda_graph_prefill_tokens)} prefill"),
-            ("KV cache", show_bytes(plan.kv_bytes), f"{plan.kv_pages - 1} pages of {plan.page_size} and one for padding"),
+            ("graphs", graphs, f"{decode} decode, {prefill} prefill"),
+            ("KV cache", show_bytes(plan.kv_bytes), f"{plan.kv_pages - 1} pages of {plan.page_size}, one for padding"),
             ("left over", show_bytes(plan.left_bytes), "for the driver, other programs and fragmentation"),
         ]
     )  # fmt: skip
-    lines += ["", f"KV cache: {plan.kv_bytes_per_token:,} bytes a token in {resolved.kv_cache_dtype}; {plan.kv_tokens:,} tokens fit."]
+    lines += [
+        "",
+        f"KV: {plan.kv_bytes_per_token:,} bytes a token, {resolved.kv_cache_dtype}; {plan.kv_tokens:,} tokens fit.",
+    ]
     lines += ["", *columns([("context", "requests at once"), *((f"{c:,}", f"{n:,}") for c, n in plan.batches)])]
     lines += [f"warning: {warning}" for warning in resolved.warnings]
     return "\n".join(lines)
-
-
-def _stored(resolved: Resolved) -> str:
-    return resolved.dtype if resolved.quantization == "none" else f"{resolved.quantization} and {resolved.dtype}"
 
 
 def _batches(resolved: Resolved, pages: int) -> tuple[tuple[int, int], ...]:
@@ -153,16 +162,18 @@ def _batches(resolved: Resolved, pages: int) -> tuple[tuple[int, int], ...]:
 def _too_large(resolved: Resolved, weights: int, elsewhere: int) -> str:
     device = resolved.device_facts
     return (
-        f"{resolved.model} does not fit on {device.name}: weights take {show_bytes(weights)}, activations, workspaces and "
-        f"graphs up to {show_bytes(elsewhere)}, of {resolved.mem_fraction_static:g} x {show_bytes(device.memory_bytes)}, "
-        "which leaves no page of KV cache"
+        f"{resolved.model} does not fit on {device.name}: weights take {show_bytes(weights)}, activations, workspaces "
+        f"and graphs up to {show_bytes(elsewhere)}, of {resolved.mem_fraction_static:g} x "
+        f"{show_bytes(device.memory_bytes)}, which leaves no page of KV cache"
     )
 
 
 def _what_would_do(resolved: Resolved) -> str:
     """The first single change that makes room, tried out with the same rules and arithmetic."""
     device = resolved.device_facts
-    changes: list[tuple[str, Any]] = [("mem_fraction_static", f) for f in (0.9, 0.95) if f > resolved.mem_fraction_static]
+    changes: list[tuple[str, Any]] = [
+        ("mem_fraction_static", f) for f in (0.9, 0.95) if f > resolved.mem_fraction_static
+    ]
     changes += [("chunked_prefill_size", n) for n in (2048, 512) if n < resolved.step_prefill_tokens]
     if device.kind == "cuda":
         sizes = valid_tp_sizes(resolved.facts, device.count)

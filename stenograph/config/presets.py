@@ -17,7 +17,9 @@ from stenograph.errors import ConfigError, ModelLoadError
 @cache
 def presets() -> Mapping[str, Mapping[str, Any]]:
     """Preset name -> {"id": Hugging Face id, "config": the shape in config.json's layout}."""
-    content: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("presets.json").read_text(encoding="utf-8"))
+    content: dict[str, dict[str, Any]] = json.loads(
+        Path(__file__).with_name("presets.json").read_text(encoding="utf-8")
+    )
     return content
 
 

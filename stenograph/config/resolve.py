@@ -191,7 +191,8 @@ def resolve(
     support: Support = THIS_VERSION,
     passes: Sequence[Pass] | None = None,
 ) -> Resolved:
-    """Runs the passes to their fixed point. Raises `ResolutionError` (a `ConfigError`) where settings are in conflict."""
+    """Runs the passes to their fixed point. Raises `ResolutionError` (a `ConfigError`) where settings are in
+    conflict."""
     if passes is None:
         passes = all_passes()
     layers = _Layers(options, passes)

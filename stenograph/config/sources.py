@@ -89,7 +89,10 @@ def merge(*layers: Layer) -> EngineOptions:
 
 
 def gather(
-    flags: Mapping[str, Any], *, config: str | None = None, environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any],
+    *,
+    config: str | None = None,
+    environment: Mapping[str, str] | None = None,
     spelled: Mapping[str, str] | None = None,
 ) -> EngineOptions:
     """Everything that a command was told. `config` is the --config file, else STENOGRAPH_CONFIG names it."""

@@ -61,7 +61,9 @@ def check_runnable(resolved: Resolved, support: Support = THIS_VERSION) -> None:
     for name, value, built in runs:
         if value not in built:
             instead = ", ".join(sorted(str(b) for b in built if b)) or "unset"
-            raise ConfigError(f"{name} {value} cannot run in this version yet.", remedy=f"Leave it unset, or: {instead}.")
+            raise ConfigError(
+                f"{name} {value} cannot run in this version yet.", remedy=f"Leave it unset, or: {instead}."
+            )
     for name in ("prefix_cache", "overlap_schedule"):
         if getattr(resolved, name) and name not in support.features:
             raise ConfigError(f"{name} cannot run in this version yet.", remedy="Leave it unset.")

@@ -1,8 +1,7 @@
 """How many bytes things take: the one arithmetic that `steno plan` and the engine's start share. No torch in here.
 
-Weights are counted exactly from a model's shape; the engine replaces the count by what loading really took. Activations,
-workspaces and graphs are estimates until the engine has measured them.
-"""
+Weights are counted exactly from a model's shape; the engine replaces the count by what loading really took.
+Activations, workspaces and graphs are estimates until the engine has measured them."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ _LINEAR_BYTES: Final = {  # bytes a weight of a linear layer, scales included
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCount:
-    """Weights of one rank: of linear layers (which quantisation shrinks), of embedding and head, of norms and biases."""
+    """Weights of one rank: of linear layers (which quantisation shrinks), of embedding and head, of norms and
+    biases."""
 
     linear: int
     embedding: int
@@ -50,13 +50,17 @@ def count_parameters(facts: ModelFacts, tp_size: int = 1) -> ParameterCount:
         query = heads * (m.nope_head_dim + m.rope_head_dim)
         attention = hidden * part(query) if m.q_lora_rank is None else m.q_lora_rank * (hidden + part(query))
         attention += hidden * (m.kv_lora_rank + m.rope_head_dim)
-        attention += m.kv_lora_rank * part(heads * (m.nope_head_dim + m.v_head_dim)) + part(heads * m.v_head_dim) * hidden
+        attention += (
+            m.kv_lora_rank * part(heads * (m.nope_head_dim + m.v_head_dim)) + part(heads * m.v_head_dim) * hidden
+        )
         attention_small = (m.q_lora_rank or 0) + m.kv_lora_rank
     else:
         query = part(heads) * facts.head_dim
         key = max(1, part(facts.num_kv_heads)) * facts.head_dim
         attention = hidden * (2 * query + 2 * key)
-        attention_small = (query + 2 * key) * facts.qkv_bias + hidden * facts.o_bias + 2 * facts.head_dim * facts.qk_norm
+        attention_small = (
+            (query + 2 * key) * facts.qkv_bias + hidden * facts.o_bias + 2 * facts.head_dim * facts.qk_norm
+        )
     dense = 3 * hidden * part(facts.intermediate_size)
     dense_small = (2 * part(facts.intermediate_size) + hidden) * facts.mlp_bias
     norms = (4 if facts.model_type.startswith("gemma3") else 2) * hidden
@@ -70,7 +74,10 @@ def count_parameters(facts: ModelFacts, tp_size: int = 1) -> ParameterCount:
     return ParameterCount(
         linear=layers * attention + (layers - moe_layers) * dense + moe_layers * moe,
         embedding=part(facts.vocab_size) * hidden * (1 if facts.tie_embeddings else 2),
-        small=layers * (attention_small + norms) + (layers - moe_layers) * dense_small + moe_layers * moe_small + hidden,
+        small=layers * (attention_small + norms)
+        + (layers - moe_layers) * dense_small
+        + moe_layers * moe_small
+        + hidden,
     )
 
 
@@ -95,9 +102,14 @@ def activation_bytes(facts: ModelFacts, *, dtype: str, tokens: int, requests: in
     mlp = 3 * facts.intermediate_size
     if facts.moe:
         routed = facts.moe.experts_per_token * (facts.hidden_size * tp_size + 3 * facts.moe.intermediate_size)
-        mlp = max(mlp if facts.moe.first_dense_layers else 0, routed + 3 * facts.moe.intermediate_size * facts.moe.shared_experts)
+        mlp = max(
+            mlp if facts.moe.first_dense_layers else 0,
+            routed + 3 * facts.moe.intermediate_size * facts.moe.shared_experts,
+        )
     in_layer = tokens * (3 * facts.hidden_size + max(attention, mlp) // tp_size) * size
-    at_head = tokens * facts.hidden_size * size + min(requests, tokens) * facts.vocab_size * (size + 8)  # float32, sorted
+    at_head = tokens * facts.hidden_size * size + min(requests, tokens) * facts.vocab_size * (
+        size + 8
+    )  # float32, sorted
     return max(in_layer, at_head)
 
 
@@ -110,8 +122,8 @@ def workspace_bytes(*, requests: int, context_length: int, page_size: int, on_gp
 def graph_bytes(
     facts: ModelFacts, *, dtype: str, batch_sizes: Sequence[int], prefill_tokens: Sequence[int], tp_size: int = 1
 ) -> tuple[int, int]:
-    """(least, most) bytes of the recorded graphs, which share one pool. Least: what the driver keeps for each; most: twice
-    that, and the largest bucket's activations kept for good."""
+    """(least, most) bytes of the recorded graphs, which share one pool. Least: what the driver keeps for each; most:
+    twice that, and the largest bucket's activations kept for good."""
     count = len(batch_sizes) + len(prefill_tokens)
     if not count:
         return 0, 0
@@ -136,10 +148,10 @@ def kv_pool_pages(
     *, available_bytes: int, bytes_per_token: int, page_size: int, max_running_requests: int, context_length: int,
     max_total_tokens: int | None = None,
 ) -> int:  # fmt: skip
-    """Pages of the KV cache, the padding page (0) included: as many as memory holds, but no more than `max_total_tokens`
-    and no more than all running requests at full length can fill.
+    """Pages of the KV cache, the padding page (0) included: as many as memory holds, but no more than
+    `max_total_tokens` and no more than all running requests at full length can fill.
 
-    Raises `OutOfMemoryError` saying how much is missing where not even one page beside the padding page fits.
+        Raises `OutOfMemoryError` saying how much is missing where not even one page beside the padding page fits.
     """
     page_bytes = bytes_per_token * page_size
     pages = max(0, available_bytes) // page_bytes
@@ -147,7 +159,7 @@ def kv_pool_pages(
         missing = 2 * page_bytes - available_bytes
         raise OutOfMemoryError(
             f"no memory is left for one page of KV cache: {show_bytes(missing)} are missing.",
-            remedy="Raise --mem-fraction-static, or use a smaller model, more tensor parallelism, or a smaller --page-size.",
+            remedy="Raise --mem-fraction-static, lower --page-size, or use a smaller model or more GPUs (--tp-size).",
         )
     most = max_running_requests * -(-context_length // page_size)
     if max_total_tokens is not None:

@@ -105,8 +105,18 @@ def test_a07_topk_works_or_fails_before_the_start(preset: str, backend: str) -> 
 
 def test_a08_every_way_in_gives_the_same(tmp_path) -> None:
     for name, option in OPTIONS.items():
-        value = option.choices[-1] if option.choices else {"bool": True, "str": "x", "float": 0.5, "ints": (3,)}.get(option.kind, 7)
-        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() if value is True else str(value)
+        value = (
+            option.choices[-1]
+            if option.choices
+            else {"bool": True, "str": "x", "float": 0.5, "ints": (3,)}.get(option.kind, 7)
+        )
+        text = (
+            ",".join(map(str, value))
+            if isinstance(value, tuple)
+            else str(value).lower()
+            if value is True
+            else str(value)
+        )
         file = tmp_path / f"{name}.yaml"
         file.write_text(f"{name.replace('_', '-')}: {list(value) if isinstance(value, tuple) else text}\n")
         ways = [
@@ -132,7 +142,13 @@ def test_a09_explicit_prefill_graphs_are_honoured_or_refused(preset, page, graph
 
 
 def test_a10_resolving_twice_and_in_any_order() -> None:
-    asked: dict[str, Any] = {"page_size": 16, "attention_backend": "fa4", "max_total_tokens": 4096, "tp_size": 2, **EAGLE}
+    asked: dict[str, Any] = {
+        "page_size": 16,
+        "attention_backend": "fa4",
+        "max_total_tokens": 4096,
+        "tp_size": 2,
+        **EAGLE,
+    }
     first = settle(on="b200", **asked)
     for seed in range(5):
         names = list(asked)
@@ -200,7 +216,8 @@ def test_a15_mla_pages_are_legal_or_named(backend: str, page: int) -> None:
     ({"speculative_num_steps": 4}, "h200", "speculative_num_steps", None),
     ({"speculative_draft_model_path": "x"}, "h200", "speculative_draft_model_path", None),
     ({"cuda_graph_batch_sizes": [1], "cuda_graph_backend_decode": "disabled"}, "h200", "cuda_graph_batch_sizes", ()),
-    ({"cuda_graph_prefill_requests": 4, "cuda_graph_backend_prefill": "piecewise"}, "h200", "cuda_graph_prefill_requests", None),
+    ({"cuda_graph_prefill_requests": 4, "cuda_graph_backend_prefill": "piecewise"}, "h200",
+     "cuda_graph_prefill_requests", None),
 ])  # fmt: skip
 def test_a16_a_flag_without_effect_is_told_and_shown_as_off(options, on, name, shown) -> None:
     resolved = settle(on=on, **options)
@@ -211,7 +228,11 @@ def test_a16_a_flag_without_effect_is_told_and_shown_as_off(options, on, name, s
 def test_a17_every_cell_of_the_backend_table_works_or_names_both() -> None:
     worked = failed = 0
     for backend, preset, page, topk, graph in itertools.product(
-        ATTENTION_BACKENDS, ("qwen3-8b", "deepseek-v2-lite"), (1, 16, 64, 128), (None, 1, 4), ("piecewise", "full", "disabled")
+        ATTENTION_BACKENDS,
+        ("qwen3-8b", "deepseek-v2-lite"),
+        (1, 16, 64, 128),
+        (None, 1, 4),
+        ("piecewise", "full", "disabled"),
     ):
         caps = capabilities(backend, mla=preset.startswith("deepseek"))
         on = "b200" if 100 in caps.generations and backend == "fa4" else "h200"
@@ -252,7 +273,9 @@ def test_c5_exactly_the_sizes_that_were_asked_for() -> None:
 def test_c6_the_plan_counts_graphs_once() -> None:
     resolved = settle(on="h200")
     plan = plan_memory(resolved)
-    without = plan_memory(settle(on="h200", cuda_graph_backend_decode="disabled", cuda_graph_backend_prefill="disabled"))
+    without = plan_memory(
+        settle(on="h200", cuda_graph_backend_decode="disabled", cuda_graph_backend_prefill="disabled")
+    )
     page_bytes = resolved.page_size * plan.kv_bytes_per_token
     assert plan.graph_bytes_most > without.graph_bytes_most == 0
     lost = without.kv_bytes - plan.kv_bytes

@@ -54,7 +54,8 @@ def test_flag_environment_file_and_python(tmp_path) -> None:
         ),
     }
     resolved = {
-        name: resolve(options, facts("qwen3-8b"), DEVICES["b200"], support=EVERYTHING) for name, options in spelled.items()
+        name: resolve(options, facts("qwen3-8b"), DEVICES["b200"], support=EVERYTHING)
+        for name, options in spelled.items()
     }
     assert all(r == resolved["python"] for r in resolved.values())
     for name, r in resolved.items():
@@ -69,4 +70,7 @@ def test_automatic_values_and_the_same_values_spelled_out(on: str) -> None:
     automatic = settle(on=on)
     explicit = settle(on=on, **automatic.values())
     assert explicit == automatic and not explicit.warnings
-    assert settle(on=on, **automatic.values(), ) == settle(on=on, **dict(reversed(automatic.values().items())))
+    assert settle(
+        on=on,
+        **automatic.values(),
+    ) == settle(on=on, **dict(reversed(automatic.values().items())))

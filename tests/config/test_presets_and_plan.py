@@ -92,7 +92,8 @@ def test_the_kv_pool_is_capped_and_its_lack_told_in_bytes() -> None:
 
 
 @pytest.mark.parametrize(("name", "on", "options"), [
-    ("llama-3.3-70b", "h100", {}), ("deepseek-v3", "h200", {}), ("llama-3.1-8b", "rtx4090", {"mem_fraction_static": 0.9, "chunked_prefill_size": -1}),
+    ("llama-3.3-70b", "h100", {}), ("deepseek-v3", "h200", {}),
+    ("llama-3.1-8b", "rtx4090", {"mem_fraction_static": 0.9, "chunked_prefill_size": -1}),
     ("qwen3-32b", "l40s", {}), ("qwen3-0.6b", "h200", {"mem_fraction_static": 0.012}),
 ])  # fmt: skip
 def test_advice_where_a_model_does_not_fit_is_right(name: str, on: str, options: dict) -> None:
@@ -104,7 +105,9 @@ def test_advice_where_a_model_does_not_fit_is_right(name: str, on: str, options:
     assert found, caught.value.remedy
     name_, text = found[1].replace("-", "_"), found[2]
     value = float(text) if "." in text else int(text)
-    better = resolve(EngineOptions(**{**resolved.options.set_values(), name_: value}), resolved.facts, resolved.device_facts)
+    better = resolve(
+        EngineOptions(**{**resolved.options.set_values(), name_: value}), resolved.facts, resolved.device_facts
+    )
     assert plan_memory(better).kv_tokens >= better.page_size
 
 

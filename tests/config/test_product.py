@@ -39,7 +39,11 @@ def cases() -> list[dict[str, Any]]:
         case = dict(zip(AXES, values, strict=True))
         topk = case.pop("topk")
         if topk:
-            case |= {"speculative_algorithm": "eagle", "speculative_draft_model_path": "x", "speculative_eagle_topk": topk}
+            case |= {
+                "speculative_algorithm": "eagle",
+                "speculative_draft_model_path": "x",
+                "speculative_eagle_topk": topk,
+            }
         found.append(case)
     return found
 

@@ -49,7 +49,9 @@ def some(kind: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @RUNS
-@given(some(valid), st.sampled_from(PRESETS), st.sampled_from(sorted(DEVICES)), st.sampled_from([EVERYTHING, THIS_VERSION]))
+@given(
+    some(valid), st.sampled_from(PRESETS), st.sampled_from(sorted(DEVICES)), st.sampled_from([EVERYTHING, THIS_VERSION])
+)
 def test_no_traceback_and_no_silent_change(asked, preset, on, support) -> None:
     options = EngineOptions.from_python(**asked)
     try:

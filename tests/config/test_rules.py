@@ -36,7 +36,9 @@ def without(device: str, *libraries: str) -> DeviceFacts:
 ])  # fmt: skip
 def test_default_backend_by_device(on: str, backend: str) -> None:
     resolved = settle(on=on)
-    assert resolved.attention_backend == resolved.prefill_attention_backend == resolved.decode_attention_backend == backend
+    assert (
+        resolved.attention_backend == resolved.prefill_attention_backend == resolved.decode_attention_backend == backend
+    )
     assert source(resolved, "attention_backend") == "attention_default"
 
 
@@ -80,7 +82,8 @@ def test_fa3_with_e5m2_becomes_triton() -> None:
     ({"attention_backend": "fa3"}, "a100", "qwen3-8b", ("prefill_attention_backend", "device")),
     ({"attention_backend": "triton"}, "cpu", "qwen3-8b", ("prefill_attention_backend", "device")),
     ({"attention_backend": "fa4"}, "b200", "gemma-3-1b", ("prefill_attention_backend", "model")),
-    ({"attention_backend": "flashinfer", "page_size": 8}, "h200", "qwen3-8b", ("prefill_attention_backend", "page_size")),
+    ({"attention_backend": "flashinfer", "page_size": 8}, "h200", "qwen3-8b",
+     ("prefill_attention_backend", "page_size")),
     ({"attention_backend": "fa3", "dtype": "float32"}, "h200", "qwen3-8b", ("prefill_attention_backend", "dtype")),
     ({"kv_cache_dtype": "fp8_e4m3"}, "cpu", "qwen3-8b", ("prefill_attention_backend", "kv_cache_dtype")),
     ({"attention_backend": "flashinfer", "speculative_eagle_topk": 2, **EAGLE}, "h200", "deepseek-v2-lite",
@@ -175,7 +178,12 @@ def test_full_prefill_graphs() -> None:
     assert any(
         set(e.settings) == {"cuda_graph_backend_prefill", "prefill_attention_backend"} for e in caught.value.errors
     )
-    assert settle(attention_backend="fa3", cuda_graph_prefill_requests=500, max_running_requests=8).cuda_graph_prefill_requests == 8
+    assert (
+        settle(
+            attention_backend="fa3", cuda_graph_prefill_requests=500, max_running_requests=8
+        ).cuda_graph_prefill_requests
+        == 8
+    )
 
 
 def test_cuda_graphs_on_a_cpu_become_trace_with_a_warning() -> None:
@@ -192,7 +200,11 @@ def test_tree_capacity() -> None:
 
 def test_speculative_numbers_are_filled_together() -> None:
     resolved = settle(**EAGLE)
-    assert [resolved.speculative_num_steps, resolved.speculative_eagle_topk, resolved.speculative_num_draft_tokens] == [3, 1, 4]
+    assert [resolved.speculative_num_steps, resolved.speculative_eagle_topk, resolved.speculative_num_draft_tokens] == [
+        3,
+        1,
+        4,
+    ]
     tree = settle(speculative_eagle_topk=4, **EAGLE)
     assert tree.speculative_num_draft_tokens == 16 <= tree_capacity(3, 4)
     assert settle(speculative_num_draft_tokens=8, **EAGLE).speculative_num_steps == 7
@@ -208,7 +220,8 @@ def test_speculative_numbers_are_filled_together() -> None:
      {"speculative_num_draft_tokens", "speculative_num_steps"}),
     ({"speculative_num_steps": 1, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 6, **EAGLE},
      {"speculative_num_draft_tokens", "speculative_eagle_topk"}),
-    ({"speculative_algorithm": "ngram", "speculative_eagle_topk": 2}, {"speculative_eagle_topk", "speculative_algorithm"}),
+    ({"speculative_algorithm": "ngram", "speculative_eagle_topk": 2},
+     {"speculative_eagle_topk", "speculative_algorithm"}),
 ])  # fmt: skip
 def test_trees_that_cannot_be_are_rejected(options, names) -> None:
     with pytest.raises(ResolutionError) as caught:
@@ -326,7 +339,7 @@ def test_capabilities_declare_only_known_names() -> None:
 def test_devices() -> None:
     assert device_facts("cpu").kind == "cpu" and cpu_facts().memory_bytes > 1 << 28
     assert [NAMED[n].generation for n in ("a100", "l40s", "h200", "b200")] == [80, 89, 90, 100]
-    with pytest.raises(ConfigError, match="h20.*h200"):
+    with pytest.raises(ConfigError, match=r"h20.*h200"):
         device_facts("h20")
     with pytest.raises(ConfigError, match="explain and plan"):
         probe_device("h200")

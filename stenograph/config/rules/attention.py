@@ -29,7 +29,11 @@ def problem(view: View, caps: Capabilities, *, page_size: int | None) -> tuple[s
     if page_size is not None and page_size not in caps.pages(topk):
         legal = ", ".join(map(str, caps.pages(topk)))
         return "page_size", f"its pages hold {legal} tokens{f' with top-k {topk}' if topk > 1 else ''}, not {page_size}"
-    if view.asked("cuda_graph_backend_prefill") == "full" and device.kind == "cuda" and "full" not in caps.prefill_graphs:
+    if (
+        view.asked("cuda_graph_backend_prefill") == "full"
+        and device.kind == "cuda"
+        and "full" not in caps.prefill_graphs
+    ):
         return "cuda_graph_backend_prefill", "it cannot be recorded in a full prefill graph"
     return None
 
@@ -51,15 +55,21 @@ def backends_in_use(view: View) -> tuple[Capabilities, ...]:
 
 @register_post_process(fills=True)
 def attention_default(view: View) -> dict[str, Any]:
-    """Fills attention_backend. Where only the phase flags are set it is theirs (decode's if they differ). Else the first
-    that is installed, built and able: on CPU torch_native; on sm90 fa3, then triton; on sm100 fa4, then triton; on other
-    GPUs triton. MLA models get the backend's MLA form."""
+    """Fills attention_backend. Where only the phase flags are set it is theirs (decode's if they differ). Else the
+    first that is installed, built and able: on CPU torch_native; on sm90 fa3, then triton; on sm100 fa4, then triton;
+    on other GPUs triton. MLA models get the backend's MLA form."""
     if not view.is_default("attention_backend"):
         return {}
     prefill, decode = view.asked("prefill_attention_backend"), view.asked("decode_attention_backend")
     if prefill or decode:  # their values as resolved so far: a pass may have adjusted them
         effective = view.decode_attention_backend if decode else view.prefill_attention_backend
-        reason = "both phases are set to it" if prefill == decode else "decode is set to it" if decode else "prefill is set to it"
+        reason = (
+            "both phases are set to it"
+            if prefill == decode
+            else "decode is set to it"
+            if decode
+            else "prefill is set to it"
+        )
         return {"attention_backend": because(effective, reason)}
     mla = view.use_mla_backend()
     passed_over: list[str] = []
@@ -94,8 +104,8 @@ def fa3_fp8_e5m2(view: View) -> dict[str, Any]:
 
 @register_post_process
 def attention_check(view: View) -> dict[str, Any]:
-    """Rejects a backend that can't do what is asked of it: the device, head size, number types, draft tree, page size or
-    full prefill graph (as its Capabilities say); and prefill and decode backends that share no page size."""
+    """Rejects a backend that can't do what is asked of it: the device, head size, number types, draft tree, page size
+    or full prefill graph (as its Capabilities say); and prefill and decode backends that share no page size."""
     if view.page_size is None:
         return {}  # not filled yet
     for field in BACKEND_FIELDS[1:]:

@@ -19,8 +19,11 @@ def batch_ladder(most: int) -> tuple[int, ...]:
 
 
 def token_ladder(most: int) -> tuple[int, ...]:
-    """Token counts to record up to `most`, which is always among them; padding stays within a third beyond 64 tokens."""
-    return _ladder(most, ((16, 64), (32, 128), (64, 256), (128, 512), (256, 1024), (512, 2048), (1024, 4096), (2048, 16384)))
+    """Token counts to record up to `most`, which is always among them; padding stays within a third beyond 64
+    tokens."""
+    return _ladder(
+        most, ((16, 64), (32, 128), (64, 256), (128, 512), (256, 1024), (512, 2048), (1024, 4096), (2048, 16384))
+    )
 
 
 def _ladder(most: int, stretches: Iterable[tuple[int, int]]) -> tuple[int, ...]:
@@ -47,7 +50,9 @@ def _choose(view: View, phase: str) -> tuple[str, str]:
     if phase == DECODE:
         caps = capabilities(view.decode_attention_backend, mla=view.use_mla_backend())
         order = [b for b in ("full", "piecewise") if b in caps.decode_graphs]
-        reason = "one graph replays the whole step" if order[:1] == ["full"] else f"{caps.label} stays outside the graph"
+        reason = (
+            "one graph replays the whole step" if order[:1] == ["full"] else f"{caps.label} stays outside the graph"
+        )
     elif all("full" in caps.prefill_graphs for caps in in_use):
         order, reason = ["full", "piecewise"], "every attention backend in use can be recorded in full"
     else:
@@ -60,15 +65,15 @@ def _choose(view: View, phase: str) -> tuple[str, str]:
 
 @register_post_process(fills=True)
 def graph_backend_default(view: View) -> dict[str, Any]:
-    """Fills the recording backend of each phase. Decode: full. Prefill: piecewise on a GPU unless every attention backend in
-    use declares full. CPU: trace. Disabled where none of it is built."""
+    """Fills the recording backend of each phase. Decode: full. Prefill: piecewise on a GPU unless every attention
+    backend in use declares full. CPU: trace. Disabled where none of it is built."""
     return {phase: because(*_choose(view, phase)) for phase in (DECODE, PREFILL) if view.is_default(phase)}
 
 
 @register_post_process
 def graph_backend_supported(view: View) -> dict[str, Any]:
-    """Adjusts a recording backend that can't be: CUDA graphs on a CPU, trace on a GPU, a decode graph that the attention
-    backend can't be in. (A full prefill graph that it can't be in is rejected: full_prefill_graph.)"""
+    """Adjusts a recording backend that can't be: CUDA graphs on a CPU, trace on a GPU, a decode graph that the
+    attention backend can't be in. (A full prefill graph that it can't be in is rejected: full_prefill_graph.)"""
     changes: dict[str, Any] = {}
     for phase in (DECODE, PREFILL):
         asked = view.asked(phase)
@@ -116,15 +121,17 @@ def _able(view: View) -> str:
 
 @register_post_process(fills=True)
 def graph_sizes_default(view: View) -> dict[str, Any]:
-    """Fills the sizes to record: batch sizes up to max_running_requests and prefill token counts up to the chunk size, both
-    ends always included; up to 16 request slots in a full prefill graph; nothing where recording is disabled."""
+    """Fills the sizes to record: batch sizes up to max_running_requests and prefill token counts up to the chunk size,
+    both ends always included; up to 16 request slots in a full prefill graph; nothing where recording is disabled."""
     filled: dict[str, Any] = {}
     if view.is_default("cuda_graph_batch_sizes"):
         most = view.max_running_requests
         if view.cuda_graph_backend_decode in (None, "disabled"):
             filled["cuda_graph_batch_sizes"] = because((), "decode is not recorded")
         elif most is not None:
-            filled["cuda_graph_batch_sizes"] = because(batch_ladder(most), f"a ladder up to max_running_requests ({most})")
+            filled["cuda_graph_batch_sizes"] = because(
+                batch_ladder(most), f"a ladder up to max_running_requests ({most})"
+            )
     if view.is_default("cuda_graph_prefill_tokens"):
         if view.cuda_graph_backend_prefill in (None, "disabled"):
             filled["cuda_graph_prefill_tokens"] = because((), "prefill is not recorded")
@@ -146,8 +153,8 @@ def _most_prefill_tokens(view: View) -> int:
 
 @register_post_process
 def graph_sizes_clip(view: View) -> dict[str, Any]:
-    """Adjusts sizes that were asked for: those above max_running_requests (or the chunk size) come down to it, and all go
-    where that phase isn't recorded. (Lists are sorted and without repeats from the start.)"""
+    """Adjusts sizes that were asked for: those above max_running_requests (or the chunk size) come down to it, and all
+    go where that phase isn't recorded. (Lists are sorted and without repeats from the start.)"""
     changes: dict[str, Any] = {}
     limits = (
         ("cuda_graph_batch_sizes", DECODE, view.max_running_requests, "max_running_requests"),

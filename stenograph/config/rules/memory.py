@@ -14,7 +14,8 @@ _DRIVER_BYTES = 256 << 20
 
 @register_post_process(fills=True)
 def memory_fraction_default(view: View) -> dict[str, Any]:
-    """Fills mem_fraction_static: 0.9 on a GPU; on a CPU half of what the weights leave, since other programs live there."""
+    """Fills mem_fraction_static: 0.9 on a GPU; on a CPU half of what the weights leave, since other programs live
+    there."""
     if not view.is_default("mem_fraction_static"):
         return {}
     if view.device.kind == "cpu":
@@ -24,9 +25,9 @@ def memory_fraction_default(view: View) -> dict[str, Any]:
 
 @register_post_process
 def memory_fraction_check(view: View) -> dict[str, Any]:
-    """Rejects a memory fraction that doesn't hold the weights where a larger one would, and one that leaves the driver less
-    than 256 MiB; both with the number that would do. (A model that is too large for the device at any fraction is for
-    `steno plan` and the engine's start to tell.)"""
+    """Rejects a memory fraction that doesn't hold the weights where a larger one would, and one that leaves the driver
+    less than 256 MiB; both with the number that would do. (A model that is too large for the device at any fraction is
+    for `steno plan` and the engine's start to tell.)"""
     fraction, dtype, quantization = view.mem_fraction_static, view.dtype, view.quantization
     if fraction is None or dtype not in DTYPE_BYTES or quantization is None or view.device.kind == "cpu":
         return {}
@@ -36,16 +37,16 @@ def memory_fraction_check(view: View) -> dict[str, Any]:
         enough = math.ceil(100 * weights / total + 1) / 100
         raise Conflict(
             "mem_fraction_static", "model",
-            message=f"{fraction:g} of {view.device.name}'s memory is {show_bytes(int(fraction * total))}, and the weights "
-            f"take {show_bytes(weights)}.",
-            remedy=f"Raise --mem-fraction-static to {enough:g} or more, or use a smaller model or more GPUs (--tp-size).",
+            message=f"{fraction:g} of {view.device.name}'s memory is {show_bytes(int(fraction * total))}, and the "
+            f"weights take {show_bytes(weights)}.",
+            remedy=f"Raise --mem-fraction-static to {enough:g} or more, or use a smaller model or --tp-size.",
         )  # fmt: skip
     if (1 - fraction) * total < _DRIVER_BYTES:
         enough = math.floor(100 * (1 - _DRIVER_BYTES / total)) / 100
         raise Conflict(
             "mem_fraction_static", "device",
-            message=f"{fraction:g} leaves {show_bytes(int((1 - fraction) * total))} of {view.device.name}'s memory to the driver, "
-            f"which needs {show_bytes(_DRIVER_BYTES)}.",
+            message=f"{fraction:g} leaves {show_bytes(int((1 - fraction) * total))} of {view.device.name}'s memory to "
+            f"the driver, which needs {show_bytes(_DRIVER_BYTES)}.",
             remedy=f"Lower --mem-fraction-static to {enough:g} or less.",
         )  # fmt: skip
     return {}

@@ -39,7 +39,9 @@ def cpu_threads(view: View) -> dict[str, Any]:
     cores = view.device.cpu_count
     if view.device.kind == "cpu":
         share = max(1, cores // view.tp_size)
-        return {"threads": because(share, f"{cores} cores" + (f" for {view.tp_size} ranks" if view.tp_size > 1 else ""))}
+        return {
+            "threads": because(share, f"{cores} cores" + (f" for {view.tp_size} ranks" if view.tp_size > 1 else ""))
+        }
     return {"threads": because(min(4, cores), "the GPU does the work")}
 
 
@@ -50,8 +52,12 @@ def dtype_default(view: View) -> dict[str, Any]:
         return {}
     if view.device.kind == "cpu":
         if view.device.bfloat16:
-            return {"dtype": because("bfloat16", "this CPU has bfloat16 instructions: half the bytes of float32 to move")}
-        return {"dtype": because("float32", "this CPU has no bfloat16 instructions, which makes float32 the faster one")}
+            return {
+                "dtype": because("bfloat16", "this CPU has bfloat16 instructions: half the bytes of float32 to move")
+            }
+        return {
+            "dtype": because("float32", "this CPU has no bfloat16 instructions, which makes float32 the faster one")
+        }
     stored = view.facts.dtype
     if stored not in ("bfloat16", "float16"):
         stored, reason = "bfloat16", f"the checkpoint's {stored} would take twice the memory"
@@ -66,7 +72,9 @@ def dtype_default(view: View) -> dict[str, Any]:
 def float16_on_cpu(view: View) -> dict[str, Any]:
     """Adjusts float16 on a CPU to float32: CPUs compute float16 slowly, and its range is small."""
     if view.device.kind == "cpu" and view.dtype == "float16":
-        return {"dtype": because("float32", "CPUs compute float16 slowly and its range is small; float32 holds all of it")}
+        return {
+            "dtype": because("float32", "CPUs compute float16 slowly and its range is small; float32 holds all of it")
+        }
     return {}
 
 
@@ -96,7 +104,8 @@ def _is_gguf(view: View) -> bool:
 
 @register_post_process
 def quantization_check(view: View) -> dict[str, Any]:
-    """Rejects a quantisation that the checkpoint doesn't have (nothing is quantised on the fly) or the device can't run."""
+    """Rejects a quantisation that the checkpoint doesn't have (nothing is quantised on the fly) or the device can't
+    run."""
     method = view.quantization
     if method is None:
         return {}
@@ -119,7 +128,7 @@ def quantization_check(view: View) -> dict[str, Any]:
         )  # fmt: skip
     if method == "fp8" and 0 < generation < 89:
         raise Conflict(
-            "quantization", "device", message=f"fp8 weights need a GPU of generation sm89 or later, not sm{generation}.",
+            "quantization", "device", message=f"fp8 weights need a GPU of sm89 or later, not sm{generation}.",
             remedy="Choose another GPU, or a bfloat16 checkpoint.",
         )  # fmt: skip
     return {}

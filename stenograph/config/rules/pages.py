@@ -14,8 +14,8 @@ _LEAST = 16
 
 @register_post_process(fills=True)
 def page_size_default(view: View) -> dict[str, Any]:
-    """Fills page_size: of the sizes that both backends accept the smallest (small pages share prefixes best) of at least
-    16 tokens that keeps a request's row of the page table within 1024 entries."""
+    """Fills page_size: of the sizes that both backends accept the smallest (small pages share prefixes best) of at
+    least 16 tokens that keeps a request's row of the page table within 1024 entries."""
     if not view.is_default("page_size"):
         return {}
     topk, context = view.speculative_eagle_topk, view.context_length
@@ -33,14 +33,16 @@ def page_size_default(view: View) -> dict[str, Any]:
     wide = [size for size in accepted if size >= _LEAST] or [accepted[-1]]
     size = next((size for size in wide if -(-context // size) <= _SMALL_TABLE), wide[-1])
     return {
-        "page_size": because(size, f"the smallest in use that keeps the page table at {-(-context // size)} entries a request")
+        "page_size": because(
+            size, f"the smallest in use that keeps the page table at {-(-context // size)} entries a request"
+        )
     }
 
 
 @register_post_process
 def fa4_page_constraint(view: View) -> dict[str, Any]:
-    """Sets page_size to 128 where fa4 is any of the three backend settings, on sm100, outside MLA, with top-k at most 1,
-    whatever the prefill graph backend is."""
+    """Sets page_size to 128 where fa4 is any of the three backend settings, on sm100, outside MLA, with top-k at most
+    1, whatever the prefill graph backend is."""
     if fa4_forces(view, page_of_128=True) and any(getattr(view, name) == "fa4" for name in BACKEND_FIELDS):
         return {"page_size": because(128, "FA4 on sm100 reads the KV cache in 128-token pages")}
     return {}

@@ -9,8 +9,8 @@ from stenograph.config.passes import View, because, register_post_process
 
 @register_post_process(fills=True)
 def max_running_default(view: View) -> dict[str, Any]:
-    """Fills max_running_requests: 256 on a GPU, 64 on a CPU; 64 and 16 with speculation, where each request takes a whole
-    tree of draft tokens a step; never more than the KV cache has pages (max_total_tokens)."""
+    """Fills max_running_requests: 256 on a GPU, 64 on a CPU; 64 and 16 with speculation, where each request takes a
+    whole tree of draft tokens a step; never more than the KV cache has pages (max_total_tokens)."""
     if not view.is_default("max_running_requests"):
         return {}
     gpu = view.device.kind == "cuda"
@@ -30,7 +30,9 @@ def max_running_pages(view: View) -> dict[str, Any]:
     """Adjusts max_running_requests to the pages of the KV cache where max_total_tokens makes fewer."""
     pages, asked = _pages(view), view.asked("max_running_requests")
     if pages is not None and asked is not None and asked > pages:
-        return {"max_running_requests": because(pages, f"max_total_tokens makes {pages} pages, and each request needs one")}
+        return {
+            "max_running_requests": because(pages, f"max_total_tokens makes {pages} pages, and each request needs one")
+        }
     return {}
 
 
@@ -76,8 +78,8 @@ def overlap_default(view: View) -> dict[str, Any]:
 
 @register_post_process
 def overlap_excluded(view: View) -> dict[str, Any]:
-    """Adjusts overlap_schedule to off on a CPU (plan and step would fight for the same cores) and with n-gram drafts (the
-    host needs each step's tokens to draft the next)."""
+    """Adjusts overlap_schedule to off on a CPU (plan and step would fight for the same cores) and with n-gram drafts
+    (the host needs each step's tokens to draft the next)."""
     why_not = _no_overlap(view)
     if why_not is not None and view.asked("overlap_schedule"):
         return {"overlap_schedule": because(False, why_not)}

@@ -18,8 +18,8 @@ def tree_capacity(steps: int, topk: int) -> int:
 
 @register_post_process(fills=True)
 def speculative_default(view: View) -> dict[str, Any]:
-    """Fills draft steps, top-k and draft tokens together, so that they describe one tree: for EAGLE 3 steps, for n-grams
-    4, top-k 1 (a chain), and as many draft tokens as the tree holds, at most 16 where it branches."""
+    """Fills draft steps, top-k and draft tokens together, so that they describe one tree: for EAGLE 3 steps, for
+    n-grams 4, top-k 1 (a chain), and as many draft tokens as the tree holds, at most 16 where it branches."""
     algorithm = view.speculative_algorithm
     if algorithm is None:
         return {}
@@ -27,7 +27,13 @@ def speculative_default(view: View) -> dict[str, Any]:
     topk = 1 if asked_topk is None else asked_topk
     steps = asked_steps
     if steps is None:
-        steps = asked_tokens - 1 if asked_tokens and topk == 1 and 2 <= asked_tokens <= 65 else 4 if algorithm == "ngram" else 3
+        steps = (
+            asked_tokens - 1
+            if asked_tokens and topk == 1 and 2 <= asked_tokens <= 65
+            else 4
+            if algorithm == "ngram"
+            else 3
+        )
     capacity = tree_capacity(steps, topk)
     filled = {
         "speculative_num_steps": because(steps, f"{algorithm}: {steps} draft steps"),
@@ -61,7 +67,7 @@ def speculative_check(view: View) -> dict[str, Any]:
         return {}
     if algorithm in _NEEDS_DRAFT_MODEL and view.speculative_draft_model_path is None:
         raise Conflict(
-            "speculative_algorithm", "speculative_draft_model_path", message=f"{algorithm} drafts with a model of its own.",
+            "speculative_algorithm", "speculative_draft_model_path", message=f"{algorithm} needs a draft model.",
             remedy="Set --speculative-draft-model-path, or use --speculative-algorithm ngram.",
         )  # fmt: skip
     steps, topk, tokens = (getattr(view, name) for name in _NUMBERS)
