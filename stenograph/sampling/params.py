@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,12 +70,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         set_ = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 (normalising a frozen instance)
-        if isinstance(self.stop, str):
-            set_("stop", (self.stop,))
-        elif not isinstance(self.stop, tuple):
-            set_("stop", tuple(self.stop or ()))
-        if not isinstance(self.stop_token_ids, tuple):
-            set_("stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop: Any = self.stop
+        set_("stop", (stop,) if isinstance(stop, str) else _as_tuple("stop", stop))
+        set_("stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        if self.logit_bias is None:
+            set_("logit_bias", {})
         if self.top_k == -1:
             set_("top_k", 0)
         self._check_int("n", 1, MAX_N)
@@ -104,11 +104,18 @@ class SamplingParams:
         for t in self.stop_token_ids:
             if isinstance(t, bool) or not isinstance(t, int) or t < 0:
                 raise RequestError(f"stop_token_ids holds {t!r}, not a token id.", param="stop_token_ids")
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError("logit_bias does not map token ids to numbers.", param="logit_bias")
         for token, bias in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int):
                 raise RequestError(f"logit_bias key {token!r} is not a token id.", param="logit_bias")
             if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
-                raise RequestError(f"logit_bias of token {token} is {bias}; it must lie in [-100, 100].", param="logit_bias")
+                raise RequestError(
+                    f"logit_bias of token {token} is {bias!r}; it must be a number in [-100, 100].", param="logit_bias"
+                )
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false.", param=name)
 
     def _check_int(self, name: str, low: int, high: int | None, *, optional: bool = False) -> None:
         value: Any = getattr(self, name)
@@ -124,7 +131,8 @@ class SamplingParams:
         value: Any = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise RequestError(f"{name} is {value!r}; it must be a number.", param=name)
-        if not math.isfinite(value) or value < low or (open_low and value == low) or (high is not None and value > high):
+        in_range = value > low if open_low else value >= low  # false for NaN
+        if not in_range or value > (sys.float_info.max if high is None else high):
             left = "(" if open_low else "["
             span = f"{left}{low:g}, {high:g}]" if high is not None else f"{'above' if open_low else 'at least'} {low:g}"
             raise RequestError(f"{name} is {value}; it must be {'in ' if high is not None else ''}{span}.", param=name)
@@ -142,7 +150,9 @@ class SamplingParams:
         """Checks that need the model; raises `RequestError`."""
         for token in self.logit_bias:
             if not 0 <= token < vocab_size:
-                raise RequestError(f"logit_bias names token {token}; the vocabulary has {vocab_size}.", param="logit_bias")
+                raise RequestError(
+                    f"logit_bias names token {token}; the vocabulary has {vocab_size}.", param="logit_bias"
+                )
         for token in self.stop_token_ids:
             if token >= vocab_size:
                 raise RequestError(
@@ -151,3 +161,11 @@ class SamplingParams:
 
     def replace(self, **changes: Any) -> SamplingParams:
         return replace(self, **changes)
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise RequestError(f"{name} is {value!r}; it must be a list.", param=name)
+    return tuple(value)

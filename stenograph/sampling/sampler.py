@@ -2,13 +2,15 @@
 
 A row's choice depends on its own logits, parameters, seed and position, on nothing else in the batch: one uniform
 number a row comes from a counter-based hash of (seed, position), and the token is where the cumulative distribution
-passes it.
+passes it. Order: repetition penalty, presence and frequency penalties, bias, mask, temperature, then what top-k, top-p
+(a share of what top-k left) and min-p all keep.
 
 Shapes: N rows, V vocabulary, K candidates kept of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +19,10 @@ from torch import Tensor
 
 from stenograph.sampling.params import SamplingParams, TokenLogprob
 
-CANDIDATES = 1024
+CANDIDATES = 256
 """Tokens looked at first for top-k and top-p; a row whose cut lies further out is sorted whole."""
+HUGE = 1e30
+"""Temperatures and repetition penalties beyond it act like it: float32 arithmetic then stays finite."""
 MASK_64 = (1 << 64) - 1
 
 
@@ -42,11 +46,11 @@ class SamplingRow:
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1), from splitmix64 (Steele, Lea and Flood, 2014) over the seed and the position; 24 bits, exact in float32."""
+    """In [0, 1), 53 bits, from splitmix64's finaliser (Steele, Lea and Flood, 2014) over the seed and the position."""
     z = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & MASK_64
     for multiplier in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
         z = ((z ^ (z >> 30)) * multiplier) & MASK_64
-    return float(((z ^ (z >> 31)) >> 40) * 2.0**-24)
+    return ((z ^ (z >> 31)) >> 11) * 2.0**-53
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +76,22 @@ class SamplingBatch:
 class SamplerOutput:
     token_ids: Tensor  # int64 [N]
     logprobs: list[TokenLogprob | None] | None = None
-    nan_rows: list[int] = field(default_factory=list)  # rows whose logits held NaN or nothing finite: no valid choice
+    nan_rows: list[int] = field(default_factory=list)  # rows without a choice: NaN or +inf in them, or nothing finite
 
 
 def sample(logits_NV: Tensor, batch: SamplingBatch) -> SamplerOutput:
     """One token a row. `logits_NV` is float32 and may be overwritten."""
-    # NaN anywhere makes the maximum NaN; a row of -inf alone has no maximum to speak of.
-    top_N, greedy_N = logits_NV.max(dim=-1)
-    bad = (~(top_N > -torch.inf)).tolist()
-    out = SamplerOutput(greedy_N, nan_rows=[i for i, is_bad in enumerate(bad) if is_bad])
+    top_N, token_ids_N = logits_NV.max(dim=-1)  # NaN anywhere makes the maximum NaN
     raw_NV = logits_NV.index_select(0, _index(batch.logprobs, logits_NV)) if batch.logprobs else None
+    bad_N = ~top_N.isfinite()
     if batch.edited:
         for i in batch.edited:
             _edit(logits_NV[i], batch.rows[i])
         edited = _index(batch.edited, logits_NV)
-        out.token_ids[edited] = logits_NV.index_select(0, edited).argmax(dim=-1)
+        top, token_ids_N[edited] = logits_NV.index_select(0, edited).max(dim=-1)
+        bad_N[edited] |= ~top.isfinite()  # everything masked
+    bad = bad_N.tolist()
+    out = SamplerOutput(token_ids_N, nan_rows=[i for i, is_bad in enumerate(bad) if is_bad])
     drawn = [i for i in batch.drawn if not bad[i]]
     if drawn:
         index = _index(drawn, logits_NV)
@@ -98,7 +103,8 @@ def sample(logits_NV: Tensor, batch: SamplingBatch) -> SamplerOutput:
         out.logprobs = [None] * len(batch.rows)
         for i, entry in zip(batch.logprobs, found, strict=True):
             del entry.top[batch.rows[i].params.logprobs or 0 :]
-            out.logprobs[i] = entry
+            if not bad[i]:
+                out.logprobs[i] = entry
     return out
 
 
@@ -118,10 +124,6 @@ def logprobs_of(logits_NV: Tensor, token_ids: Sequence[int], top: int) -> list[T
     ]
 
 
-def _index(rows: list[int], like: Tensor) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=like.device)
-
-
 def _edit(logits_V: Tensor, row: SamplingRow) -> None:
     """Penalties, then bias, then the mask; in place."""
     params, device = row.params, logits_V.device
@@ -129,7 +131,8 @@ def _edit(logits_V: Tensor, row: SamplingRow) -> None:
         seen = torch.tensor([*{*row.prompt_token_ids, *row.output_token_ids}], dtype=torch.int64, device=device)
         if seen.numel():
             at = logits_V[seen]
-            logits_V[seen] = torch.where(at > 0, at / params.repetition_penalty, at * params.repetition_penalty)
+            penalty = min(max(params.repetition_penalty, 1 / HUGE), HUGE)
+            logits_V[seen] = torch.where(at > 0, at / penalty, at * penalty)
     if (params.presence_penalty or params.frequency_penalty) and row.output_token_ids:
         output = torch.tensor(list(row.output_token_ids), dtype=torch.int64, device=device)
         ids, counts = output.unique(return_counts=True)
@@ -137,59 +140,58 @@ def _edit(logits_V: Tensor, row: SamplingRow) -> None:
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=device)
         logits_V[ids] += torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
-    if row.masked_token_ids:
-        logits_V[torch.tensor(list(row.masked_token_ids), dtype=torch.int64, device=device)] = -torch.inf
+    # A checkpoint may name an end token that its own output layer lacks.
+    masked = [token for token in row.masked_token_ids if token < logits_V.shape[0]]
+    if masked:
+        logits_V[torch.tensor(masked, dtype=torch.int64, device=device)] = -torch.inf
 
 
 def _draw(logits_NV: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """One token a row from the tempered and filtered distribution."""
-    column = lambda values: torch.tensor(values, dtype=torch.float32, device=logits_NV.device).unsqueeze(1)  # noqa: E731
+    """One token a row from the tempered and filtered distribution. Overwrites the logits."""
     # Shifted so that the best token stands at 0: a tiny temperature then can't overflow.
-    logits_NV = logits_NV - logits_NV.max(dim=-1, keepdim=True).values
-    logits_NV = logits_NV.nan_to_num_(nan=0.0) / column([row.params.temperature for row in rows])
-    uniform_N1 = column([uniform(row.seed, row.position) for row in rows])
-    params = [row.params for row in rows]
-    cut = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1 or p.min_p > 0]
-    if not cut:
-        return _inverse_cdf(logits_NV.softmax(dim=-1), uniform_N1)
+    logits_NV -= logits_NV.amax(dim=-1, keepdim=True)
+    logits_NV /= _column([min(row.params.temperature, HUGE) for row in rows], torch.float32, logits_NV)
+    uniform_N1 = _column([uniform(row.seed, row.position) for row in rows], torch.float64, logits_NV)
     chosen_N = torch.empty(len(rows), dtype=torch.int64, device=logits_NV.device)
-    whole = [i for i in range(len(rows)) if i not in set(cut)]
-    if whole:
-        index = _index(whole, logits_NV)
-        chosen_N[index] = _inverse_cdf(logits_NV[index].softmax(dim=-1), uniform_N1[index])
-    index = _index(cut, logits_NV)
-    chosen_N[index] = _draw_cut(logits_NV[index], uniform_N1[index], [params[i] for i in cut])
+    cut = [row.params.top_k > 0 or row.params.top_p < 1 for row in rows]
+    for draw, wanted in ((_draw_whole, False), (_draw_cut, True)):
+        some = [i for i, is_cut in enumerate(cut) if is_cut is wanted]
+        if some:
+            index = _index(some, logits_NV)
+            chosen_N[index] = draw(logits_NV[index], uniform_N1[index], [rows[i].params for i in some])
     return chosen_N
 
 
+def _draw_whole(logits_NV: Tensor, uniform_N1: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Rows with at most min-p, which needs no order. The best logit of each row is 0."""
+    if any(p.min_p > 0 for p in params):
+        floor_N1 = _column([math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params], torch.float32, logits_NV)
+        logits_NV = logits_NV.masked_fill(logits_NV < floor_N1, -torch.inf)
+    return _inverse_cdf(logits_NV.softmax(dim=-1), uniform_N1)
+
+
 def _draw_cut(logits_NV: Tensor, uniform_N1: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Rows with top-k, top-p or min-p: from the most likely candidates, or all where those don't reach the cut."""
+    """Rows with top-k or top-p: from the most likely candidates, or all where those don't reach the cut."""
     vocab = logits_NV.shape[-1]
-    column = lambda values, dtype: torch.tensor(values, dtype=dtype, device=logits_NV.device).unsqueeze(1)  # noqa: E731
-    top_k = column([min(p.top_k, vocab) if p.top_k else vocab for p in params], torch.int64)
-    top_p = column([p.top_p for p in params], torch.float32)
-    min_p = column([p.min_p for p in params], torch.float32)
+    top_k = _column([min(p.top_k, vocab) if p.top_k else vocab for p in params], torch.int64, logits_NV)
+    top_p = _column([p.top_p for p in params], torch.float64, logits_NV)
+    min_p = _column([p.min_p for p in params], torch.float64, logits_NV)
     total_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
 
     def draw(count: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(tokens, whether the candidates were enough) of some rows."""
         best = logits_NV[rows].topk(count, dim=-1)  # sorted, most likely first
-        probs_NK = (best.values - total_N1[rows]).exp()
-        rank_K = torch.arange(count, device=logits_NV.device)
-        keep_NK = rank_K < top_k[rows]
-        # top-p is over what top-k left, so its share is of their sum.
-        mass_N1 = probs_NK.masked_fill(~keep_NK, 0).sum(dim=-1, keepdim=True)
-        unlimited_N1 = top_k[rows] > count
-        mass_N1 = torch.where(unlimited_N1, torch.ones_like(mass_N1), mass_N1)
-        before_NK = probs_NK.cumsum(dim=-1) - probs_NK
-        within_p = before_NK < top_p[rows] * mass_N1
-        above_min = probs_NK >= min_p[rows] * probs_NK[:, :1]
-        keep_NK &= (within_p | (top_p[rows] >= 1)) & above_min
+        probs_NK = (best.values - total_N1[rows]).double().exp()
+        in_k_NK = torch.arange(count, device=logits_NV.device) < top_k[rows]
+        upto_NK = probs_NK.masked_fill(~in_k_NK, 0).cumsum(dim=-1)
+        beyond_N1 = top_k[rows] > count  # without a top-k, or one that ends beyond the candidates
+        share_N1 = torch.where(beyond_N1, torch.ones_like(top_p[rows]), upto_NK[:, -1:])
+        in_p_NK = (upto_NK - probs_NK < top_p[rows] * share_N1) | (top_p[rows] >= 1)
+        keep_NK = in_k_NK & in_p_NK & (probs_NK >= min_p[rows] * probs_NK[:, :1])
         keep_NK[:, 0] = True
-        partly_N1 = unlimited_N1 & (top_k[rows] < vocab)  # top-k itself ends beyond the candidates
-        enough_N = ~((keep_NK[:, -1:] & unlimited_N1) | partly_N1).squeeze(1)
-        picked = _inverse_cdf(probs_NK.masked_fill(~keep_NK, 0), uniform_N1[rows])
-        return best.indices.gather(1, picked.unsqueeze(1)).squeeze(1), enough_N
+        enough_N1 = ~beyond_N1 | (~keep_NK[:, -1:] & (top_k[rows] == vocab))
+        picked_N = _inverse_cdf(probs_NK.masked_fill(~keep_NK, 0), uniform_N1[rows])
+        return best.indices.gather(1, picked_N.unsqueeze(1)).squeeze(1), enough_N1.squeeze(1)
 
     everything = torch.arange(len(params), device=logits_NV.device)
     chosen_N, enough_N = draw(min(CANDIDATES, vocab), everything)
@@ -201,6 +203,14 @@ def _draw_cut(logits_NV: Tensor, uniform_N1: Tensor, params: Sequence[SamplingPa
 
 def _inverse_cdf(weights_NK: Tensor, uniform_N1: Tensor) -> Tensor:
     """The first index whose cumulative weight passes uniform * sum; always one with a weight above zero."""
-    cdf_NK = weights_NK.double().cumsum(dim=-1)
-    target_N1 = uniform_N1.double() * cdf_NK[:, -1:]
+    cdf_NK = weights_NK.cumsum(dim=-1, dtype=torch.float64)
+    target_N1 = uniform_N1 * cdf_NK[:, -1:]
     return torch.searchsorted(cdf_NK, target_N1, right=True).squeeze(1).clamp_(max=weights_NK.shape[-1] - 1)
+
+
+def _index(rows: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+
+
+def _column(values: Sequence[float], dtype: torch.dtype, like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=like.device).unsqueeze(1)
