@@ -13,24 +13,24 @@ from stenograph.errors import ConfigError
 app = typer.Typer(help="Measure speed: a table for people, then one JSON line for machines.", no_args_is_help=True)
 
 
-@app.command(help="Streams side by side from short prompts: tokens a second, bandwidth used, transformers beside it.")
+@app.command(name="decode", help="Tokens a second of 1, 8 ... requests decoding together, with bandwidth used.")
 @with_options()
 def decode(
     *,
     flags: dict[str, Any],
     config: str | None,
-    streams: str = typer.Option("1,8,16,32", "--streams", help="How many streams, a list."),
-    input_len: int = typer.Option(32, "--input-len", help="Prompt tokens.", min=1),
-    output_len: int = typer.Option(128, "--output-len", help="Answer tokens.", min=1),
-    repeats: int = typer.Option(3, "--repeats", help="The best of so many runs counts.", min=1),
-    compare: bool = typer.Option(False, "--compare", help="Run transformers' generate beside it, in turn."),
+    streams: str = typer.Option("1,8,16,32", "--streams", metavar="N,N,...", help="Requests that run together."),
+    input_len: int = typer.Option(32, "--input-len", min=1, help="Prompt tokens a request."),
+    output_len: int = typer.Option(128, "--output-len", min=1, help="Answer tokens a request."),
+    repeats: int = typer.Option(3, "--repeats", min=1, help="Runs of each; the best one counts."),
+    compare: bool = typer.Option(False, "--compare", help="Run transformers' generate beside it."),
 ) -> None:
-    options = read_options(flags, config).set_values()
-    from stenograph.bench import decode as bench
+    options = read_options(flags, config, quiet=True).set_values()
+    from stenograph.bench.decode import run
 
-    bench.run(
+    run(
         options,
-        streams=_numbers("--streams", streams),
+        streams=_counts("--streams", streams),
         input_len=input_len,
         output_len=output_len,
         repeats=repeats,
@@ -38,57 +38,58 @@ def decode(
     )
 
 
-@app.command(help="Whole workloads through the offline API: D1, D32, P, W1, W1T (see docs/performance.md).")
+@app.command(name="offline", help="Tokens a second of whole workloads through LLM.generate.")
 @with_options()
 def offline(
     *,
     flags: dict[str, Any],
     config: str | None,
-    workloads: str = typer.Option("d1,d32,p", "--workloads", help="Names, a list: d1, d32, p, w1, w1t."),
-    requests: int | None = typer.Option(None, "--requests", help="Another number of requests each.", min=1),
+    workloads: str = typer.Option("d1,d32,p", "--workloads", metavar="NAME,...", help="Of d1, d32, p, w1, w1t."),
+    requests: int | None = typer.Option(
+        None, "--requests", min=1, help="Requests of each, in place of its own number."
+    ),
 ) -> None:
-    from stenograph.bench.workloads import NAMES
+    options = read_options(flags, config, quiet=True).set_values()
+    from stenograph.bench.offline import run
 
-    names = [name.strip().lower() for name in workloads.split(",")]
-    for name in names:
-        if name not in NAMES:
-            raise ConfigError(f"--workloads names {name!r}.", remedy=f"Known: {', '.join(NAMES)}.")
-    options = read_options(flags, config).set_values()
-    from stenograph.bench import offline as bench
-
-    bench.run(options, workloads=names, requests=requests)
+    run(options, workloads=tuple(name.strip() for name in workloads.split(",") if name.strip()), requests=requests)
 
 
-@app.command(help="Requests at a rate over HTTP: time to first token and between tokens. Starts a server, or --url.")
+@app.command(name="serve", help="Time to the first token, and between tokens, of requests that arrive at a rate.")
 @with_options()
 def serve(
     *,
     flags: dict[str, Any],
     config: str | None,
-    url: str | None = typer.Option(None, "--url", help="A server that runs already, such as http://127.0.0.1:8000."),
-    rate: float = typer.Option(4.0, "--rate", help="Requests a second.", min=0.001),
-    requests: int = typer.Option(64, "--requests", help="How many in all.", min=1),
-    input_len: int = typer.Option(128, "--input-len", help="Prompt tokens.", min=1),
-    output_len: int = typer.Option(64, "--output-len", help="Answer tokens.", min=1),
+    url: str | None = typer.Option(None, "--url", help="A running server; else one is started."),
+    rate: float = typer.Option(4.0, "--rate", min=0.001, help="Requests a second."),
+    requests: int = typer.Option(64, "--requests", min=1, help="Requests in all."),
+    input_len: int = typer.Option(128, "--input-len", min=1, help="Prompt tokens a request."),
+    output_len: int = typer.Option(64, "--output-len", min=1, help="Answer tokens a request."),
 ) -> None:
-    read_options(flags, config)
-    from stenograph.bench import serve as bench
+    read_options(flags, config, quiet=True)  # errors show here, not in the server's process
+    from stenograph.bench.serve import run
 
-    given = ["--config", config] if config else []
+    run(_spelled(flags, config), url=url, rate=rate, requests=requests, input_len=input_len, output_len=output_len)
+
+
+def _spelled(flags: dict[str, Any], config: str | None) -> list[str]:
+    """The flags as they were typed, for a server of our own."""
+    words = ["--config", config] if config else []
     for name, value in flags.items():
         flag = OPTIONS[name].flag
         if isinstance(value, bool):
-            given.append(flag if value else f"--no-{flag[2:]}")
+            words.append(flag if value else f"--no-{flag[2:]}")
         else:
-            given += [flag, str(value)]
-    bench.run(given, url=url, rate=rate, requests=requests, input_len=input_len, output_len=output_len)
+            words += [flag, value]
+    return words
 
 
-def _numbers(flag: str, text: str) -> list[int]:
+def _counts(flag: str, text: str) -> tuple[int, ...]:
     try:
-        numbers = [int(part) for part in text.split(",")]
+        counts = tuple(int(word) for word in text.replace(",", " ").split())
     except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise ConfigError(f"{flag} is {text!r}.", remedy="Give positive whole numbers, such as 1,8,16.")
-    return numbers
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise ConfigError(f"{flag} is {text!r}; it must be counts such as 1,8,16.")
+    return counts

@@ -86,6 +86,12 @@ class PackedLinear:
         packed = sum(t.numel() * t.element_size() for plane in self.planes for t in plane)
         return packed + (0 if self.dense is None else self.dense.num_bytes)
 
+    def bytes_read(self, num_tokens: int) -> int:
+        """By a product with so many rows."""
+        if self.dense is not None and num_tokens > MAX_PACKED_TOKENS:
+            return self.dense.num_bytes
+        return self.num_bytes - (0 if self.dense is None else self.dense.num_bytes)
+
     def __call__(self, x_TK: Tensor) -> Tensor:
         if self.dense is not None and x_TK.shape[0] > MAX_PACKED_TOKENS:
             return self.dense(x_TK)

@@ -101,6 +101,17 @@ class CausalLM(nn.Module):
         packed = [m.packed for m in self.modules() if getattr(m, "packed", None) is not None]
         return sum(dense.values()) + sum(p.num_bytes for p in packed)
 
+    def step_weight_bytes(self, num_tokens: int) -> int:
+        """Bytes of weights that a step over `num_tokens` tokens reads, the embedding's few rows left out."""
+        matrices = [m for m in self.modules() if isinstance(m, Linear | LMHead)]
+        total = 0
+        for matrix in matrices:
+            if matrix.packed is not None:
+                total += matrix.packed.bytes_read(num_tokens)
+            elif matrix.weight is not None:
+                total += matrix.weight.numel() * matrix.weight.element_size()
+        return total
+
     # -- use
 
     def forward(self, ids_T: Tensor, positions_T: Tensor, plan: AttentionPlan) -> Tensor:
