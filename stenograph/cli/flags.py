@@ -41,18 +41,24 @@ def with_options(*, skip: tuple[str, ...] = ()) -> Callable[[Callable[..., None]
 
 
 def read_options(
-    flags: Mapping[str, Any], config: str | None, *, model: str | None = None, spelled: str = "the positional model"
+    flags: Mapping[str, Any],
+    config: str | None,
+    *,
+    model: str | None = None,
+    spelled: str = "the positional model",
+    quiet: bool = False,
 ) -> EngineOptions:
     """Options from flags, environment and file, with logging set up as they say. `model` overrides --model, as the
-    argument that `spelled` names."""
+    argument that `spelled` names. `quiet` logs warnings alone, unless a log level is set."""
     given = dict(flags)
     if model is not None:
         if given.get("model", model) != model:
             raise ConfigError(f"two models: {model} and --model {given['model']}.", remedy="Name one of them.")
         given["model"] = model
     options = gather(given, config=config, spelled={"model": spelled} if model is not None else None)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    logging.getLogger("stenograph").setLevel(options.log_level.upper())
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    level = "warning" if quiet and not options.is_set("log_level") else options.log_level
+    logging.getLogger("stenograph").setLevel(level.upper())
     return options
 
 

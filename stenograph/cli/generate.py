@@ -22,7 +22,7 @@ def command(
         list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Text to continue; else standard input.")
     ] = None,
     chat: bool = typer.Option(False, "--chat", help="Send the prompt as a user's message, through the chat template."),
-    max_tokens: int = typer.Option(256, "--max-tokens", help="Longest answer in tokens."),
+    max_tokens: int = typer.Option(256, "--max-tokens", min=1, help="Longest answer in tokens."),
     temperature: float = typer.Option(1.0, "--temperature", help="0 takes the most likely token each time."),
     top_k: int = typer.Option(0, "--top-k", help="Keep the k most likely tokens; 0: all."),
     top_p: float = typer.Option(1.0, "--top-p", help="Keep the smallest set of tokens with this probability."),
@@ -40,7 +40,7 @@ def command(
     known = locals()
     given = {f.name: known[f.name] for f in fields(SamplingParams) if f.name in known and f.name != "stop"}
     params = SamplingParams(**given, stop=tuple(stop or ()))
-    options = read_options(flags, config)
+    options = read_options(flags, config, quiet=True)
     texts = prompts or [_standard_input()]
     from stenograph.engine.llm import LLM
 

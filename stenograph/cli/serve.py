@@ -31,4 +31,4 @@ def command(
         print(table(resolved, changed=True), flush=True)
     check_runnable(resolved)
     log_warnings(resolved)
-    serve(resolved)
+    serve(resolved, source=source)

@@ -45,6 +45,15 @@ def find_target(
     options = read_options(given, config, model=model or preset, spelled="--model-preset" if preset else "MODEL")
     return Target(
         options=options,
-        facts=preset_facts(preset) if preset is not None else facts_without_weights(options.model),
+        facts=preset_facts(preset) if preset is not None else _facts(options),
         device=found if found is not None else device_facts(options.device),
     )
+
+
+def _facts(options: EngineOptions) -> ModelFacts:
+    facts = facts_without_weights(options.model)
+    if facts is not None:
+        return facts
+    from stenograph.loading.source import open_model  # GGUF files and the hub's cache; heavier
+
+    return open_model(options.model, load_format=options.load_format).facts

@@ -132,9 +132,9 @@ class Option:
             return "one of " + ", ".join(str(choice) for choice in self.choices)
         span = ""
         if self.low is not None and self.high is not None:
-            span = f" in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+            span = f" in {'(' if self.open_low else '['}{self.low}, {self.high}]"
         elif self.low is not None:
-            span = f" of at least {self.low:g}"
+            span = f" of at least {self.low}"
         also = "".join(f" or {value}" for value in self.also)
         words = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text that isn't empty"}
         return words.get(self.kind, "a list of integers, each") + span + also
@@ -324,7 +324,7 @@ class EngineOptions:
     )  # fmt: skip
     speculative_num_draft_tokens: int | None = option(
         None, group="speculation", low=1, high=1024, help="Tokens that one verification checks.",
-        auto="what the tree of steps and top-k holds, at most 64",
+        auto="what the tree of steps and top-k holds, at most 16 where it branches",
     )  # fmt: skip
 
     # -- server

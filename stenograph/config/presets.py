@@ -35,23 +35,19 @@ def preset_facts(name: str) -> ModelFacts:
     return ModelFacts.from_config(presets()[key]["config"])
 
 
-def facts_without_weights(model: str) -> ModelFacts:
-    """Facts of a model from as little as will do: a directory's config.json, a preset's shape; else its checkpoint."""
+def facts_without_weights(model: str) -> ModelFacts | None:
+    """Facts of a model from a directory's config.json or a preset's shape; None where its checkpoint must be opened."""
     path = Path(model).expanduser()
     if path.is_dir() and (path / "config.json").is_file():
         try:
-            return ModelFacts.from_config(json.loads((path / "config.json").read_text(encoding="utf-8")))
-        except (ValueError, OSError) as error:
-            if isinstance(error, ModelLoadError):
-                raise
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        except (ValueError, OSError):
             raise ModelLoadError(f"{path / 'config.json'} is no readable JSON.", remedy="Fetch it again.") from None
-    if not path.exists() and _find(model) is not None:
-        facts = preset_facts(model)
-        return replace(facts, quantization="gguf") if model == DEFAULT_MODEL else facts  # the demo model is a GGUF file
-    from stenograph.loading.source import open_model  # reads GGUF files and Hugging Face's cache; heavier
-
-    facts_of_checkpoint: ModelFacts = open_model(model).facts
-    return facts_of_checkpoint
+        return ModelFacts.from_config(config)
+    if path.exists() or _find(model) is None:
+        return None
+    facts = preset_facts(model)
+    return replace(facts, quantization="gguf") if model == DEFAULT_MODEL else facts  # the demo model is a GGUF file
 
 
 def _find(name: str) -> str | None:

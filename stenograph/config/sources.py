@@ -13,7 +13,7 @@ from stenograph.config.options import OPTIONS, Asked, EngineOptions, Option, unk
 from stenograph.errors import ConfigError
 
 PREFIX: Final = "STENOGRAPH_"
-NOT_OPTIONS: Final = frozenset({"STENOGRAPH_CONFIG", "STENOGRAPH_CACHE", "STENOGRAPH_CACHE_DIR"})
+NOT_OPTIONS: Final = frozenset({"STENOGRAPH_CONFIG", "STENOGRAPH_CACHE"})
 """Variables of ours that are no engine options: the settings file, and where the demo model is kept."""
 
 Layer = Mapping[str, Asked]
