@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def test_uniform_numbers_are_uniform_and_independent_of_neighbours():
         assert min(numbers) >= 0 and max(numbers) < 1
         counts = [0] * 50
         pairs = [0] * 25
-        for number, following in zip(numbers, numbers[1:], strict=False):
+        for number, following in pairwise(numbers):
             counts[int(number * 50)] += 1
             pairs[int(number * 5) * 5 + int(following * 5)] += 1
         for observed in (counts, pairs):
@@ -113,7 +114,7 @@ def test_each_token_is_the_one_at_its_uniform_number(vocab, scale, seed, candida
     """The choice itself against a whole sort: cumulative probability, in the order that the sampler goes by."""
     logits_V = logits_of(1, vocab, seed=seed, scale=scale)[0]
     values = sorted(logits_V.tolist())
-    assume(min(b - a for a, b in zip(values, values[1:], strict=False)) > 1e-5)
+    assume(min(b - a for a, b in pairwise(values)) > 1e-5)
     before = sampler.CANDIDATES
     sampler.CANDIDATES = candidates
     try:
@@ -171,6 +172,22 @@ def test_defaults_vary_even_beside_a_top_k_of_one():
     logits_NV = logits_of(1, 500, scale=1.5)[0].expand(21, -1)
     rows = [row(SamplingParams(temperature=1.5), seed=i) for i in range(20)] + [row(SamplingParams(top_k=1))]
     assert len(set(tokens(logits_NV, rows)[:20])) > 10
+
+
+def test_top_p_is_a_share_of_what_top_k_left_even_beyond_the_candidates(monkeypatch):
+    monkeypatch.setattr(sampler, "CANDIDATES", 4)
+    logits_V = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.03, 0.02]).log()
+    params = SamplingParams(top_k=5, top_p=0.81)  # of 0.98: reached with the second token
+    assert set(many(logits_V, params, 300)) == {0, 1}
+    assert set(many(logits_V, params.replace(top_k=0), 300)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("number", "token"), [(0.0, 1), (1 - 2**-53, 3)])
+def test_the_ends_of_the_uniform_range_give_tokens_that_can_be_chosen(number, token, monkeypatch):
+    monkeypatch.setattr(sampler, "uniform", lambda seed, position: number)
+    logits_NV = torch.tensor([[-torch.inf, 0.3, 0.2, 0.1, -torch.inf]])
+    for params in (SamplingParams(), SamplingParams(top_p=0.999), SamplingParams(min_p=0.5)):
+        assert tokens(logits_NV, [row(params)]) == [token]
 
 
 # -- rows that mind their own business
