@@ -1,73 +1,110 @@
-"""Tokens to text as they come: whole characters only, and nothing that may still turn out to be a stop string."""
+"""Tokens to text while they arrive, and the stop strings in that text.
+
+How an answer is cut never depends on how it came: the pieces of a stream join to the text of the whole.
+"""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from stenograph.tokenizer.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from stenograph.tokenizer.tokenizer import Tokenizer
+
+LONGEST_PREFIX = 3  # bytes of a UTF-8 character that still lacks one
 
 
 class Detokenizer:
-    """Text of one answer, piece by piece. The joined pieces equal `Tokenizer.decode` of all ids at once.
+    """Text of one sequence, continuing its prompt's: `decode(prompt + answer) == decode(prompt) + pieces`.
 
-    Bytes of an unfinished character are held back until the rest comes; what never becomes a character ends as U+FFFD.
+    A character is emitted once its last byte is there; bytes that can't belong to any character become U+FFFD. A
+    character still open when the answer ends is left out, as `Tokenizer.decode` leaves it out: nobody can read it.
+    A prompt that ends inside a character (token ids can) lends its bytes to the first one of the answer.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        # SentencePiece marks a leading space on first words; it counts as text only where something stands before it.
-        self._at_start = tokenizer.strips_leading_space and not prompt_token_ids
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._drops_space = tokenizer.drops_leading_space  # as long as there is no text yet
+        self._open = b""
+        self._enter(prompt_token_ids)
 
-    def add(self, ids: Iterable[int]) -> str:
-        raw = b""
-        for token in ids:
-            if self._skip and token in self._tokenizer.special_ids:
-                continue
-            piece = self._tokenizer.token_bytes(token)
-            if self._at_start and piece:
-                piece, self._at_start = piece.removeprefix(b" "), False
-            raw += piece
-        return self._decoder.decode(raw)
+    def add(self, token_ids: Iterable[int]) -> str:
+        """Text that these tokens complete."""
+        raw = b"".join(map(self._bytes, token_ids))
+        if not raw:
+            return ""
+        data = self._open + raw
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._open = data[used:]
+        if self._drops_space and text:
+            self._drops_space = False
+            text = text.removeprefix(" ")
+        return text
 
     def finish(self) -> str:
-        """What is still held back, when no more tokens come."""
-        return self._decoder.decode(b"", final=True)
+        """Text that only the end of the sequence settles: none, since an open character is left out."""
+        self._open = b""
+        return ""
+
+    def _bytes(self, token_id: int) -> bytes:
+        if self._skip and token_id in self._tokenizer.special_ids:
+            return b""
+        return self._tokenizer.token_bytes(token_id)
+
+    def _enter(self, prompt: Sequence[int]) -> None:
+        """Takes up where the prompt's text ends: its last bytes settle that, and whether it has a text at all."""
+        tail = b""
+        for token_id in reversed(prompt):
+            tail = self._bytes(token_id) + tail
+            if len(tail) >= LONGEST_PREFIX:
+                break
+        if tail:
+            self._drops_space = False
+        for length in range(1, min(LONGEST_PREFIX, len(tail)) + 1):
+            _, used = codecs.utf_8_decode(tail[-length:], "replace", False)
+            if used == 0:
+                self._open = tail[-length:]
 
 
 class StopChecker:
-    """Finds the first of several stop strings in text that comes in pieces, however it is cut.
+    """Finds the first stop string to be complete, whatever pieces the text comes in; holds back what may begin one.
 
-    The match is the one that is complete first; of two that are complete at the same character, the longer.
+    Of two that end with the same character, the longer one counts. `include` keeps the match in the text.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        assert stops and all(stops)
-        self._stops, self._include = tuple(stops), include
+        self._stops = tuple(stops)
+        self._include = include
         self._held = ""
+        self._matched = False
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """(text that is safe to show, the stop string that ended it or None)."""
-        held = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        """(text that can be shown, the stop string that ended the answer or None). After a match nothing follows."""
+        if self._matched:
+            return "", None
+        text = self._held + text
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             end, start, stop = min(found)
-            self._held = ""
-            return held[: end if self._include else start], stop
-        keep = self._longest_beginning(held)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep], None
+            self._matched, self._held = True, ""
+            return text[: end if self._include else start], stop
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held], None
 
     def flush(self) -> str:
-        """The text held back, when no more comes."""
+        """What was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held
 
-    def _longest_beginning(self, text: str) -> int:
-        """Characters at the end of `text` that begin a stop string."""
-        longest = min(len(text), max(map(len, self._stops)) - 1)
-        for count in range(longest, 0, -1):
-            if any(stop.startswith(text[-count:]) for stop in self._stops):
-                return count
-        return 0
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

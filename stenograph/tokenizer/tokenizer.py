@@ -1,315 +1,432 @@
-"""Text <-> token ids, and conversations -> token ids, over a `tokenizers.Tokenizer`."""
+"""`Tokenizer`: text to token ids and back, conversations to token ids. Where it comes from is told by `load_tokenizer`.
+
+Decoding is done here, byte by byte, rather than by the tokenizers package: answers come in pieces, and the pieces must
+add up to what the whole would be.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stenograph.errors import ModelLoadError, RequestError
-from stenograph.tokenizer.chat import ChatTemplate
+from stenograph.tokenizer.chat import ChatTemplate, plain_messages
+from stenograph.tokenizer.content_guard import ContentGuard, new_break
 
 if TYPE_CHECKING:
-    import tokenizers
+    from tokenizers import Tokenizer as Backend
 
+    from stenograph.config.resolve import Resolved
     from stenograph.loading.source import ModelSource
 
-BREAK = "\ufdd0"  # a Unicode noncharacter: put inside control-token text to break it up, taken out before encoding
-SPACE = "▁"  # SentencePiece's mark for a space
+Messages = Sequence[Mapping[str, Any]]
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "spiece.model")
 
 
 class Tokenizer:
     """
-    backend        the `tokenizers.Tokenizer`
-    chat_template  Jinja source, or None
-    tokens         "bos_token" -> its text, and so on, as templates see them
-    eos_token_ids  the tokenizer's own end ids
-    special_tokens_in_content  whether control-token text in messages becomes control tokens (for trusted callers)
+    special_ids           control tokens: no text of an answer unless asked for
+    eos_token_ids         what the tokenizer's own files call the end of a sequence
+    chat_template         None where the model has none
+    drops_leading_space   whether a text's first space is the vocabulary's mark of a word, not part of the text
+
+    Ids from the vocabulary's end up to the model's padded size have no text.
     """
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: Backend,
         *,
-        chat_template: str | None = None,
-        tokens: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+        add_bos: bool | None = None,
+        add_eos: bool | None = None,
         special_tokens_in_content: bool = False,
     ) -> None:
+        """`special_tokens` are texts by name ("bos_token"); add_bos/add_eos None: as the backend has it."""
+        backend.no_truncation()
+        backend.no_padding()
         self.backend = backend
-        self.tokens = {"bos_token": "", "eos_token": "", "pad_token": "", "unk_token": "", **(tokens or {})}
-        self.chat_template = chat_template
-        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.special_tokens = dict(special_tokens or {})
         added = backend.get_added_tokens_decoder()
-        self._added = {i: token.content for i, token in added.items()}
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        eos = backend.token_to_id(self.tokens["eos_token"]) if self.tokens["eos_token"] else None
-        self.eos_token_ids: tuple[int, ...] = () if eos is None else (eos,)
-        decoder = repr(backend.decoder)
-        self._byte_level = "ByteLevel" in decoder
-        self.strips_leading_space = "Strip(" in decoder or "Metaspace(" in decoder
+        self._added = {index: token.content for index, token in added.items()}
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1)
+        self.eos_token_ids = self._ids_of("eos_token")
+        self._prefix, self._suffix = self._around()
+        self._prefix = _with_token(self._prefix, self._ids_of("bos_token"), add_bos, first=True)
+        self._suffix = _with_token(self._suffix, self._ids_of("eos_token"), add_eos, first=False)
+        self._decoding = _decoding_of(backend)
+        self.drops_leading_space = self._decoding.drops_leading_space
         self._bytes: dict[int, bytes] = {}
-        self._template: ChatTemplate | None = None
-        self._literal: tokenizers.Tokenizer | None = None
-        self._special_text = None
-        if not special_tokens_in_content and self.special_ids:
-            texts = sorted((self._added[i] for i in self.special_ids), key=len, reverse=True)
-            self._special_text = re.compile("|".join(map(re.escape, texts)))
+        self.chat_template = ChatTemplate(chat_templates, self.special_tokens) if chat_templates else None
+        control = {index: self._added[index] for index in self.special_ids}
+        self._guard = None if special_tokens_in_content else ContentGuard(backend, control)
 
-    # -- text
+    # -- text to ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; control-token text becomes control tokens. `add_special_tokens`: as the model wants, such as BOS."""
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Control tokens in `text` become their ids. Raises `RequestError` for text that is no valid Unicode."""
+        ids = self._encode(text)
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        from stenograph.tokenizer.detokenizer import Detokenizer
-
-        detokenizer = Detokenizer(self, (), skip_special_tokens)
-        return detokenizer.add(ids) + detokenizer.finish()
-
-    def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token; None beyond the vocabulary."""
-        return self.backend.id_to_token(token_id) if token_id >= 0 else None
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes that a token adds to the text; b"" for ids beyond the vocabulary (padded models have some)."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._spell(token_id)
-        return known
-
-    def token_text(self, token_id: int) -> str:
-        """A token by itself as text, U+FFFD for what is no whole character."""
-        return self.token_bytes(token_id).decode("utf-8", errors="replace")
-
-    def _spell(self, token_id: int) -> bytes:
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        token = self.id_to_token(token_id)
-        if token is None:
-            return b""
-        if self._byte_level:
-            try:
-                return bytes(BYTE_OF[character] for character in token)
-            except KeyError:  # a token outside the byte alphabet stands for itself
-                return token.encode()
-        if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", token):
-            return bytes([int(token[3:5], 16)])
-        return token.replace(SPACE, " ").encode()
-
-    # -- conversations
+    def _encode(self, text: str) -> list[int]:
+        return self.backend.encode(_valid(text), add_special_tokens=False).ids
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = True,
-        **extra: Any,
+        self, messages: Messages, tools: Any = None, add_generation_prompt: bool = True, **variables: Any
     ) -> list[int]:
-        """Token ids of a conversation. Control-token text inside messages stays plain text.
+        """Ids of the rendered conversation; control-token text inside the messages stays plain text.
 
-        Raises `RequestError` where there is no template, or with the template's own words where it refuses.
+        Raises `RequestError` where the model has no chat template or the template refuses the messages.
         """
-        hostile = False
-        if self._special_text is not None:
-            messages = [_map_strings(m, self._break_up) for m in messages]
-            tools = [_map_strings(t, self._break_up) for t in tools] if tools else None
-            hostile = any(BREAK in repr_of for repr_of in _strings([messages, tools]))
-        text = self.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra)
-        return self._encode_broken(text) if hostile else self.encode(text, add_special_tokens=False)
+        messages = plain_messages(messages)
+        variables = {**variables, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        guard = self._guard
+        if guard is None or not guard.is_suspect([messages, variables]):
+            return self._encode(self._template().render(messages, **variables))
+        break_ = new_break()
+        messages = guard.break_markers(messages, break_)
+        variables = guard.break_markers(variables, break_)
+        return guard.encode(_valid(self._template().render(messages, **variables)), break_)
 
     def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = True,
-        **extra: Any,
+        self, messages: Messages, tools: Any = None, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The conversation as text."""
+        """The conversation as the template renders it. For people: a marker and its text in content look alike."""
+        messages = plain_messages(messages)
+        return self._template().render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+
+    def _template(self) -> ChatTemplate:
         if self.chat_template is None:
             raise RequestError(
                 "This model has no chat template.",
                 param="messages",
+                code="no_chat_template",
                 remedy="Start the server with --chat-template FILE, or use completions.",
             )
-        if self._template is None:
-            self._template = ChatTemplate(self.chat_template, self.tokens)
-        return self._template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **extra)
+        return self.chat_template
 
-    def _break_up(self, text: str) -> str:
-        assert self._special_text is not None
-        text = text.replace(BREAK, "")
-        return self._special_text.sub(lambda match: match[0][0] + BREAK + match[0][1:], text)
+    # -- ids to text
 
-    def _encode_broken(self, text: str) -> list[int]:
-        """Encodes a rendered template: whole control tokens are its own; broken-up ones came from a message."""
-        assert self._special_text is not None
-        if self._literal is None:
-            self._literal = type(self.backend).from_str(self.backend.to_str())
-            self._literal.encode_special_tokens = True  # spell control-token text out in ordinary tokens
-        ids: list[int] = []
-        at = 0
-        for match in self._special_text.finditer(text):
-            ids += self._encode_literal(text[at : match.start()])
-            ids.append(self.backend.token_to_id(match[0]))
-            at = match.end()
-        return ids + self._encode_literal(text[at:])
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Bytes that form no character become U+FFFD; a character that is still open at the end is left out."""
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        raw = b"".join([self.token_bytes(i) for i in ids if i not in skipped])
+        text, _ = codecs.utf_8_decode(raw, "replace", False)
+        return text.removeprefix(" ") if self.drops_leading_space else text
 
-    def _encode_literal(self, text: str) -> list[int]:
-        assert self._literal is not None
-        text = text.replace(BREAK, "")
-        return list(self._literal.encode(text, add_special_tokens=False).ids) if text else []
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to a text. A control token gives its name; an id without a token gives nothing."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._bytes_of(token_id)
+        return found
 
+    def token_text(self, token_id: int) -> str:
+        """The token by itself; part of a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
-def _map_strings(value: Any, change: Any) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: inner if key in ("role", "type") else _map_strings(inner, change) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map_strings(inner, change) for inner in value]
-    return value
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling; None for an id without a token."""
+        return self.backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
+    def _bytes_of(self, token_id: int) -> bytes:
+        token = self.id_to_token(token_id)
+        return b"" if token is None else self._decoding.bytes_of(token, added=token_id in self._added)
 
-def _strings(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return [text for one in inner for text in _strings(one)]
+    # -- inner workings
 
+    def _ids_of(self, name: str) -> tuple[int, ...]:
+        text = self.special_tokens.get(name)
+        found = None if text is None else self.backend.token_to_id(text)
+        return () if found is None else (found,)
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's byte-level alphabet, character -> byte: printable Latin-1 stands for itself, the rest lies above 255."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Control tokens that the backend puts before and after a text."""
+        plain = self.backend.encode("a", add_special_tokens=False).ids
+        whole = self.backend.encode("a", add_special_tokens=True).ids
+        for start in range(len(whole) - len(plain) + 1):
+            if whole[start : start + len(plain)] == plain:
+                return tuple(whole[:start]), tuple(whole[start + len(plain) :])
+        return (), ()
 
 
-BYTE_OF = _byte_alphabet()
+def _valid(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError("The text holds half of a surrogate pair, which is no character.") from None
+    return text
+
+
+def _with_token(ids: tuple[int, ...], token: tuple[int, ...], wanted: bool | None, *, first: bool) -> tuple[int, ...]:
+    """`ids` with the token at its place, or without it."""
+    if wanted is None or not token:
+        return ids
+    without = tuple(i for i in ids if i not in token)
+    if not wanted:
+        return without
+    return token + without if first else without + token
+
+
+# -- decoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoding:
+    """How a vocabulary spells bytes.
+
+    byte_level      one character a byte (GPT-2's alphabet)
+    byte_fallback   "<0x0A>" is a byte
+    replacements    of characters in tokens: SentencePiece's mark of a space
+    before          what stands before every token
+    """
+
+    byte_level: bool = False
+    byte_fallback: bool = False
+    replacements: tuple[tuple[str, str], ...] = ()
+    before: str = ""
+    drops_leading_space: bool = False
+
+    def bytes_of(self, token: str, *, added: bool) -> bytes:
+        if self.byte_level and not added:
+            return _byte_level_bytes(token)
+        if self.byte_fallback and (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token)):
+            return bytes([int(byte[1], 16)])
+        for old, new in self.replacements:
+            token = token.replace(old, new)
+        return (self.before + token).encode()
+
+
+def _decoding_of(backend: Backend) -> _Decoding:
+    """From the description of the backend's decoder. Raises `ModelLoadError` for one that isn't known here."""
+    decoder = backend.decoder
+    if decoder is None:  # words
+        return _Decoding(before=" ", drops_leading_space=True)
+    described = json.loads(decoder.__getstate__())
+    steps = described["decoders"] if described["type"] == "Sequence" else [described]
+    byte_level = byte_fallback = drops = False
+    replacements: list[tuple[str, str]] = []
+    for step in steps:
+        kind = step["type"]
+        if kind == "ByteLevel":
+            byte_level = True
+        elif kind == "ByteFallback":
+            byte_fallback = True
+        elif kind == "Replace" and "String" in step["pattern"]:
+            replacements.append((step["pattern"]["String"], step["content"]))
+        elif kind == "Strip" and step["content"] == " " and step["start"] <= 1 and not step["stop"]:
+            drops = step["start"] == 1
+        elif kind == "Metaspace":
+            replacements.append((step["replacement"], " "))
+            drops = step.get("prepend_scheme", "always") != "never"
+        elif kind != "Fuse":
+            raise ModelLoadError(
+                f"The tokenizer decodes in the way {kind!r}, which is not supported.",
+                remedy="Name another one with --tokenizer.",
+            )
+    return _Decoding(
+        byte_level=byte_level,
+        byte_fallback=byte_fallback,
+        replacements=tuple(replacements),
+        drops_leading_space=drops,
+    )
+
+
+def _byte_level_table() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    table = {chr(byte): byte for byte in printable}
+    moved = (byte for byte in range(256) if byte not in printable)
+    return table | {chr(256 + i): byte for i, byte in enumerate(moved)}
+
+
+_BYTE_OF = _byte_level_table()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[c] for c in token])
+    except KeyError:  # an entry that was put into the vocabulary as it is
+        return token.encode()
 
 
 # -- loading
 
 
-def load_tokenizer(source: ModelSource, resolved: Any = None) -> Tokenizer | None:
-    """The model's tokenizer, or the one that `resolved.tokenizer` names; None where there is none at all.
+def load_tokenizer(source: ModelSource, resolved: Resolved) -> Tokenizer | None:
+    """The model's tokenizer, or the one that --tokenizer names; None where the model has none (prompts are ids then).
 
-    Raises `ModelLoadError` for one that cannot be read.
+    Raises `ModelLoadError` with a remedy for one that can't be read.
     """
-    override = getattr(resolved, "tokenizer", None)
-    template = _template_override(getattr(resolved, "chat_template", None))
-    in_content = bool(getattr(resolved, "special_tokens_in_content", False))
-    if override:
-        from stenograph.loading.source import find_path
-
-        path = find_path(override)
-        if path.is_file():
-            path = path.parent
-        found = _from_directory(path, trust_remote_code=bool(getattr(resolved, "trust_remote_code", False)))
-        if found is None:
-            raise ModelLoadError(f"{override} holds no tokenizer.", remedy="Name a directory with a tokenizer.json.")
-    elif source.metadata:
-        found = _from_gguf(source.metadata)
-    else:
-        found = _from_directory(source.path, trust_remote_code=bool(getattr(resolved, "trust_remote_code", False)))
+    path, metadata = source.path, source.metadata
+    if resolved.tokenizer is not None:
+        path, metadata = _named(resolved.tokenizer)
+    trust = bool(getattr(resolved, "trust_remote_code", False))
+    found = _from_gguf(metadata) if "tokenizer.ggml.model" in metadata else _from_files(path, trust)
     if found is None:
+        if resolved.tokenizer is not None:
+            raise ModelLoadError(
+                f"There is no tokenizer in {resolved.tokenizer}.", remedy="Name a directory that holds tokenizer.json."
+            )
         return None
-    backend, own_template, tokens = found
-    return Tokenizer(
-        backend, chat_template=template or own_template, tokens=tokens, special_tokens_in_content=in_content
+    if resolved.chat_template is not None:
+        found["chat_templates"] = {"default": _template_text(resolved.chat_template)}
+    tokenizer = Tokenizer(
+        **found, special_tokens_in_content=bool(getattr(resolved, "special_tokens_in_content", False))
     )
+    if resolved.chat_template is not None:
+        assert tokenizer.chat_template is not None
+        tokenizer.chat_template.check()
+    return tokenizer
 
 
-Found = tuple["tokenizers.Tokenizer", str | None, dict[str, str]]
+def _named(name: str) -> tuple[Path, dict[str, Any]]:
+    """(path, GGUF key-values) of the tokenizer that was asked for by a path or a hub id."""
+    from stenograph.loading.source import find_path
+
+    path = find_path(name)
+    if path.is_file() and path.suffix == ".gguf":
+        from stenograph.loading.gguf_file import GGUFFile
+
+        return path, GGUFFile(path).metadata
+    return path, {}
 
 
-def _from_gguf(metadata: Mapping[str, Any]) -> Found:
-    from stenograph.tokenizer.gguf import build_tokenizer
+def _template_text(given: str) -> str:
+    """A file's text, or the template itself."""
+    if "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise ModelLoadError(
+            f"The chat template {given} cannot be read: {reason}.", remedy="Name a file with --chat-template."
+        ) from None
+
+
+def _from_gguf(metadata: dict[str, Any]) -> dict[str, Any]:
+    """`Tokenizer`'s arguments."""
+    from stenograph.tokenizer.gguf import adds_bos, build_tokenizer
 
     backend = build_tokenizer(metadata)
-    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    vocabulary = metadata["tokenizer.ggml.tokens"]
-    tokens = {
-        name: vocabulary[metadata[f"tokenizer.ggml.{key}_token_id"]]
-        for key, name in names.items()
-        if metadata.get(f"tokenizer.ggml.{key}_token_id") is not None
+    tokens = metadata["tokenizer.ggml.tokens"]
+    named = {}
+    for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
+        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if index is not None and 0 <= index < len(tokens):
+            named[name] = tokens[index]
+    prefix = "tokenizer.chat_template"
+    templates = {key[len(prefix) + 1 :] or "default": text for key, text in metadata.items() if key.startswith(prefix)}
+    return {
+        "backend": backend,
+        "special_tokens": named,
+        "chat_templates": {name: text for name, text in templates.items() if isinstance(text, str)},
+        "add_bos": adds_bos(metadata),
+        "add_eos": bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
     }
-    return backend, metadata.get("tokenizer.chat_template"), tokens
 
 
-def _from_directory(path: Path, *, trust_remote_code: bool) -> Found | None:
-    import tokenizers
+def _from_files(path: Path, trust_remote_code: bool) -> dict[str, Any] | None:
+    """`Tokenizer`'s arguments from a directory in the Hugging Face layout, or from a tokenizer.json itself."""
+    directory = path if path.is_dir() else path.parent
+    file = path if path.name.endswith("tokenizer.json") else directory / "tokenizer.json"
+    if file.is_file():
+        from tokenizers import Tokenizer as Backend
 
-    settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (path / name).is_file():
-            settings |= _read_settings(path / name)
-    if (path / "tokenizer.json").is_file():
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
-        except Exception as error:  # the package raises plain Exception
-            raise ModelLoadError(f"tokenizer.json cannot be read: {error}.", remedy="Fetch the file again.") from error
-    elif any((path / name).is_file() for name in ("tokenizer.model", "vocab.json", "tiktoken.model")):
-        backend = _converted(path, trust_remote_code=trust_remote_code)
+            backend = Backend.from_file(str(file))
+        except Exception as error:  # the package raises bare exceptions
+            raise ModelLoadError(
+                f"{file.name} cannot be read: {error}.", remedy="Fetch it again, or name another one with --tokenizer."
+            ) from None
+    elif any(any(directory.glob(name)) for name in SLOW_FILES):
+        backend = _converted(directory, trust_remote_code)
     else:
         return None
-    tokens = {
-        name: text
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-        if (text := _token_text(settings.get(name)))
+    settings = _optional_json(directory / "tokenizer_config.json")
+    named = _named_tokens(_optional_json(directory / "special_tokens_map.json")) | _named_tokens(settings)
+    _add_missing(backend, settings, named)
+    flags = {key: settings.get(f"{key}_token") for key in ("add_bos", "add_eos")}
+    return {
+        "backend": backend,
+        "special_tokens": named,
+        "chat_templates": _templates(directory, settings),
+        **{key: flag if isinstance(flag, bool) else None for key, flag in flags.items()},
     }
-    return backend, _directory_template(path, settings), tokens
 
 
-def _converted(path: Path, *, trust_remote_code: bool) -> tokenizers.Tokenizer:
-    """Older files, through transformers."""
+def _converted(directory: Path, trust_remote_code: bool) -> Backend:
+    """Other formats, by way of transformers: slow to start, but it knows them all."""
     try:
         from transformers import AutoTokenizer
 
-        loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, use_fast=True)
-        return loaded.backend_tokenizer
-    except Exception as error:
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_remote_code).backend_tokenizer
+    except Exception as error:  # whatever a converter, or code that came with the model, may raise
         raise ModelLoadError(
-            f"The tokenizer cannot be read ({type(error).__name__}).", remedy="Provide a tokenizer.json."
+            f"The tokenizer in {directory.name} cannot be converted: {error}.",
+            remedy="Add a tokenizer.json, or name another one with --tokenizer.",
         ) from error
 
 
-def _token_text(value: Any) -> str | None:
-    text = value.get("content") if isinstance(value, dict) else value
+def _optional_json(path: Path) -> dict[str, Any]:
+    from stenograph.loading.source import read_json
+
+    return read_json(path) if path.is_file() else {}
+
+
+def _text_of_token(entry: Any) -> str | None:
+    text = entry.get("content") if isinstance(entry, Mapping) else entry
     return text if isinstance(text, str) else None
 
 
-def _directory_template(path: Path, settings: Mapping[str, Any]) -> str | None:
-    if (path / "chat_template.jinja").is_file():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if template is None and (path / "chat_template.json").is_file():
-        template = _read_settings(path / "chat_template.json").get("chat_template")
-    if isinstance(template, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default") or next(iter(named.values()), None)
-    return template if isinstance(template, str) else None
+def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: _text_of_token(settings.get(name)) for name in NAMED_TOKENS}
+    return {name: text for name, text in found.items() if text is not None}
 
 
-def _template_override(option: str | None) -> str | None:
-    """--chat-template: a file's contents, or the template itself."""
-    if option is None:
-        return None
-    if "{" in option:
-        return option
-    path = Path(option).expanduser()
-    if not path.is_file():
-        raise ModelLoadError(f"The chat template {option!r} does not exist.", remedy="Name a Jinja file.")
-    return path.read_text(encoding="utf-8")
+def _add_missing(backend: Backend, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
+    """tokenizer_config.json may tell of added tokens that tokenizer.json lacks, and which tokens are special."""
+    from tokenizers import AddedToken
+
+    entries = settings.get("added_tokens_decoder")
+    known = backend.get_added_tokens_decoder()
+    for index, entry in sorted((int(k), e) for k, e in (entries if isinstance(entries, Mapping) else {}).items()):
+        text = _text_of_token(entry)
+        if text and index not in known and backend.token_to_id(text) in (None, index):
+            flags = {key: bool(entry.get(key)) for key in ("lstrip", "rstrip", "single_word", "normalized", "special")}
+            add = backend.add_special_tokens if flags["special"] else backend.add_tokens
+            add([AddedToken(text, **flags)])
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    texts: list[str | None] = [*named.values()]
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        extra = settings.get(key)
+        texts += map(_text_of_token, extra if isinstance(extra, list) else ())
+    for text in texts:
+        if text and text not in special and backend.token_to_id(text) is not None:
+            backend.add_special_tokens([AddedToken(text, special=True, normalized=False)])
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path.name} cannot be read.", remedy="Fetch the file again.") from error
-    return value if isinstance(value, dict) else {}
+def _templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name. A file of its own counts more than an entry of tokenizer_config.json."""
+    found: dict[str, str] = {}
+    in_json = _optional_json(directory / "chat_template.json").get("chat_template")
+    for given in (settings.get("chat_template"), in_json):
+        if isinstance(given, str):
+            found["default"] = given
+        elif isinstance(given, list):
+            found |= {str(e.get("name")): str(e.get("template")) for e in given if isinstance(e, Mapping)}
+    more = directory / "additional_chat_templates"
+    files = {"default": directory / "chat_template.jinja"} | {p.stem: p for p in sorted(more.glob("*.jinja"))}
+    for name, file in files.items():
+        if file.is_file():
+            found[name] = _template_text(str(file))
+    return found
