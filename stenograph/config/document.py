@@ -17,8 +17,8 @@ _HEAD = """# Settings
 <!-- Generated: python -m stenograph.config.document > docs/settings.md. Edit config/options.py and config/rules/. -->
 
 Every setting can be given as a flag (`--page-size 16`), as an environment variable (`STENOGRAPH_PAGE_SIZE=16`), in a
-YAML file (`--config settings.yaml` or `STENOGRAPH_CONFIG`, with `page_size: 16`), or to `LLM(page_size=16)`. Flags go before
-variables, variables before the file, the file before the defaults. What is unknown or unreadable is an error.
+YAML file (`--config settings.yaml` or `STENOGRAPH_CONFIG`, with `page_size: 16`), or to `LLM(page_size=16)`. Flags go
+before variables, variables before the file, the file before the defaults. What is unknown or unreadable is an error.
 
 What is left unset is filled by the rules below, and what can't be is changed with a warning or refused with a remedy.
 `steno explain` shows every setting with who set it and why; `--strict` refuses instead of changing.
