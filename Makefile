@@ -33,7 +33,7 @@ lint: $(VENV)/.installed-dev ## Lint, check types and import directions
 	$(BIN)/lint-imports
 
 clean: ## Remove the virtual environment and everything else that was made here
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis
 	find stenograph tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -50,7 +50,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """One answer a prompt, in their order. A prompt is text or token ids; a single one may stand alone."""
         many = _as_prompts(prompts)
-        each = [params or SamplingParams()] * len(many) if not isinstance(params, (list, tuple)) else list(params)
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(many)
+        else:
+            each = list(params)
         if len(each) != len(many):
             raise RequestError(f"{len(many)} prompts, but {len(each)} sampling parameters.", param="params")
         deltas: dict[str, list[RequestOutput]] = {}

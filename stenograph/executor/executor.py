@@ -6,6 +6,7 @@ Shapes: T tokens of the step, N rows that need logits, E hidden size, V vocabula
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Executor:
 
     def __init__(self, resolved: Resolved, source: ModelSource, tp: TensorParallel, *, progress: bool = True) -> None:
         self.resolved, self.facts, self.tp = resolved, source.facts, tp
-        self.device = torch.device(resolved.device, tp.rank if resolved.device == "cuda" else None)
+        self.device = torch.device("cuda", tp.rank) if resolved.device == "cuda" else torch.device(resolved.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         elif resolved.threads:
@@ -71,7 +72,8 @@ class Executor:
         return self._cache_of(pages)
 
     def _cache_of(self, num_pages: int) -> KVCache:
-        spec = self.model.layers[0].self_attn.spec
+        layer: Any = self.model.layers[0]
+        spec = layer.self_attn.spec
         kv_dtype = self.resolved.kv_cache_dtype
         return KVCache(
             num_layers=self.facts.num_layers,

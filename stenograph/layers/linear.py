@@ -6,6 +6,7 @@ Shapes: T tokens, K input features, N output features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -117,7 +118,7 @@ class Linear(nn.Module):
 
     def allocate(self) -> None:
         """Uninitialised dense weights, for dummy loading."""
-        like = {"device": self.build.device, "dtype": self.build.dtype}
+        like: dict[str, Any] = {"device": self.build.device, "dtype": self.build.dtype}
         self.weight = nn.Parameter(torch.empty(self.out_features, self.in_features, **like), requires_grad=False)
         if self.has_bias:
             self.bias = nn.Parameter(torch.empty(self.out_features, **like), requires_grad=False)

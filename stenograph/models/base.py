@@ -98,7 +98,7 @@ class CausalLM(nn.Module):
     def weight_bytes(self) -> int:
         """Bytes that the weights take on this rank, packed ones included."""
         dense = {t.data_ptr(): t.numel() * t.element_size() for t in self.parameters()}
-        packed = [m.packed for m in self.modules() if getattr(m, "packed", None) is not None]
+        packed = [m.packed for m in self.modules() if isinstance(m, Linear | LMHead) and m.packed is not None]
         return sum(dense.values()) + sum(p.num_bytes for p in packed)
 
     def step_weight_bytes(self, num_tokens: int) -> int:

@@ -17,6 +17,11 @@ from stenograph.models.base import CausalLM
 
 
 class Gemma3DecoderLayer(nn.Module):
+    input_layernorm: RMSNorm
+    post_attention_layernorm: RMSNorm
+    pre_feedforward_layernorm: RMSNorm
+    post_feedforward_layernorm: RMSNorm
+
     def __init__(self, build: Build, facts: ModelFacts, index: int) -> None:
         super().__init__()
         self.windowed = facts.windowed_layers[index]

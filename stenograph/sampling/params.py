@@ -69,14 +69,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        set_ = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 (normalising a frozen instance)
         stop: Any = self.stop
-        set_("stop", (stop,) if isinstance(stop, str) else _as_tuple("stop", stop))
-        set_("stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        self._normalise("stop", (stop,) if isinstance(stop, str) else _as_tuple("stop", stop))
+        self._normalise("stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         if self.logit_bias is None:
-            set_("logit_bias", {})
+            self._normalise("logit_bias", {})
         if self.top_k == -1:
-            set_("top_k", 0)
+            self._normalise("top_k", 0)
         self._check_int("n", 1, MAX_N)
         self._check_float("temperature", 0.0, None)
         self._check_int("top_k", 0, None)
@@ -116,6 +115,9 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} is {getattr(self, name)!r}; it must be true or false.", param=name)
+
+    def _normalise(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # frozen once it has been constructed
 
     def _check_int(self, name: str, low: int, high: int | None, *, optional: bool = False) -> None:
         value: Any = getattr(self, name)

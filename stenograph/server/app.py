@@ -298,6 +298,7 @@ def build_app(api: Api) -> FastAPI:
         if body.messages is not None:
             ids = await api.chat_ids(body.messages, body.tools, generation_prompt=body.add_generation_prompt is not False)
         else:
+            assert body.prompt is not None
             ids = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
         found: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": api.resolved.context_length}
         if body.return_token_strs:
