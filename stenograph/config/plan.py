@@ -11,7 +11,7 @@ from stenograph.config.resolve import Resolved, resolve
 from stenograph.config.rules.parallel import valid_tp_sizes
 from stenograph.errors import ConfigError, OutOfMemoryError
 from stenograph.memory import arithmetic
-from stenograph.memory.arithmetic import show_bytes
+from stenograph.memory.budget import human_bytes, pages_that_fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def _parts(resolved: Resolved) -> _Parts:
     )
     left = arithmetic.kv_budget_bytes(
         total=device.memory_bytes, fraction=resolved.mem_fraction_static, weights=weights,
-        elsewhere=activations + workspaces + graphs[1], on_gpu=on_gpu,
+        elsewhere=activations + workspaces + graphs[1], on_gpu=on_gpu, tp_size=resolved.tp_size,
     )  # fmt: skip
     per_token = arithmetic.kv_bytes_per_token(facts, kv_dtype=resolved.kv_cache_dtype, tp_size=resolved.tp_size)
     return _Parts(
@@ -79,16 +79,26 @@ def _parts(resolved: Resolved) -> _Parts:
     )
 
 
+def _wanted_pages(resolved: Resolved) -> int:
+    return arithmetic.wanted_pages(
+        page_size=resolved.page_size,
+        max_running_requests=resolved.max_running_requests,
+        context_length=resolved.context_length,
+        max_total_tokens=resolved.max_total_tokens,
+    )
+
+
 def plan_memory(resolved: Resolved) -> MemoryPlan:
     """The plan for resolved settings. Raises `OutOfMemoryError`, saying what would do, where the model doesn't fit."""
     parts, device = _parts(resolved), resolved.device_facts
     elsewhere = parts.activations + parts.workspaces + parts.graphs[1]
     try:
-        pages = arithmetic.kv_pool_pages(
-            available_bytes=parts.left_for_kv, bytes_per_token=parts.per_token, page_size=resolved.page_size,
-            max_running_requests=resolved.max_running_requests, context_length=resolved.context_length,
-            max_total_tokens=resolved.max_total_tokens,
-        )  # fmt: skip
+        pages = pages_that_fit(
+            parts.left_for_kv,
+            page_bytes=parts.per_token * resolved.page_size,
+            wanted_pages=_wanted_pages(resolved),
+            what=device.name,
+        )
     except OutOfMemoryError:
         raise OutOfMemoryError(
             _too_large(resolved, parts.weights, elsewhere), remedy=_what_would_do(resolved)
@@ -121,24 +131,24 @@ def as_json(plan: MemoryPlan, resolved: Resolved) -> dict[str, Any]:
 def table(plan: MemoryPlan, resolved: Resolved) -> str:
     """The plan for people."""
     ranks = f" on each of {resolved.tp_size}" if resolved.tp_size > 1 else ""
-    graphs = show_bytes(plan.graph_bytes_least)
+    graphs = human_bytes(plan.graph_bytes_least)
     if plan.graph_bytes_most != plan.graph_bytes_least:
-        graphs += f" to {show_bytes(plan.graph_bytes_most)}"
+        graphs += f" to {human_bytes(plan.graph_bytes_most)}"
     stored = resolved.dtype if resolved.quantization == "none" else f"{resolved.quantization} and {resolved.dtype}"
     step = resolved.step_prefill_tokens
     decode, prefill = len(resolved.cuda_graph_batch_sizes), len(resolved.cuda_graph_prefill_tokens)
-    fraction = f"{resolved.mem_fraction_static:g} of {show_bytes(plan.device_bytes)}"
+    fraction = f"{resolved.mem_fraction_static:g} of {human_bytes(plan.device_bytes)}"
     lines = columns(
         [
             ("memory" + ranks, "size", "how"),
-            ("device", show_bytes(plan.device_bytes), plan.device),
-            ("budget", show_bytes(plan.budget_bytes), f"mem_fraction_static {fraction}"),
-            ("weights", show_bytes(plan.weight_bytes), f"{plan.parameters / 1e9:.2f} B parameters, {stored}"),
-            ("activations", show_bytes(plan.activation_bytes), f"at most, for {step} tokens a step"),
-            ("workspaces", show_bytes(plan.workspace_bytes), "page tables, attention workspace, CUDA context"),
+            ("device", human_bytes(plan.device_bytes), plan.device),
+            ("budget", human_bytes(plan.budget_bytes), f"mem_fraction_static {fraction}"),
+            ("weights", human_bytes(plan.weight_bytes), f"{plan.parameters / 1e9:.2f} B parameters, {stored}"),
+            ("activations", human_bytes(plan.activation_bytes), f"at most, for {step} tokens a step"),
+            ("workspaces", human_bytes(plan.workspace_bytes), "page tables, attention workspace, CUDA context"),
             ("graphs", graphs, f"{decode} decode, {prefill} prefill"),
-            ("KV cache", show_bytes(plan.kv_bytes), f"{plan.kv_pages - 1} pages of {plan.page_size}, one for padding"),
-            ("left over", show_bytes(plan.left_bytes), "for the driver, other programs and fragmentation"),
+            ("KV cache", human_bytes(plan.kv_bytes), f"{plan.kv_pages - 1} pages of {plan.page_size}, one for padding"),
+            ("left over", human_bytes(plan.left_bytes), "for the driver, other programs and fragmentation"),
         ]
     )  # fmt: skip
     lines += [
@@ -162,9 +172,9 @@ def _batches(resolved: Resolved, pages: int) -> tuple[tuple[int, int], ...]:
 def _too_large(resolved: Resolved, weights: int, elsewhere: int) -> str:
     device = resolved.device_facts
     return (
-        f"{resolved.model} does not fit on {device.name}: weights take {show_bytes(weights)}, activations, workspaces "
-        f"and graphs up to {show_bytes(elsewhere)}, of {resolved.mem_fraction_static:g} x "
-        f"{show_bytes(device.memory_bytes)}, which leaves no page of KV cache"
+        f"{resolved.model} does not fit on {device.name}: weights take {human_bytes(weights)}, activations, workspaces "
+        f"and graphs up to {human_bytes(elsewhere)}, of {resolved.mem_fraction_static:g} x "
+        f"{human_bytes(device.memory_bytes)}, which leaves no page of KV cache"
     )
 
 

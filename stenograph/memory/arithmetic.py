@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from stenograph.config.facts import ModelFacts
-from stenograph.errors import OutOfMemoryError
 
 MIB: Final = 1 << 20
-GIB: Final = 1 << 30
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 _CONTEXT_BYTES: Final = 600 * MIB  # the CUDA context, loaded kernels and matrix libraries' workspaces
 _WORKSPACE_BYTES: Final = 256 * MIB  # partial results of attention kernels that split the KV sequence
@@ -133,42 +131,25 @@ def graph_bytes(
     return least, 2 * least + activation_bytes(facts, dtype=dtype, tokens=largest, requests=rows, tp_size=tp_size)
 
 
-def kv_budget_bytes(*, total: int, fraction: float, weights: int, elsewhere: int, on_gpu: bool) -> int:
-    """Bytes left for the KV cache. `elsewhere` is activations, workspaces and graphs.
+def kv_budget_bytes(
+    *, total: int, fraction: float, weights: int, elsewhere: int, on_gpu: bool, tp_size: int = 1
+) -> int:
+    """Bytes left for the KV cache of one rank. `elsewhere` is activations, workspaces and graphs.
 
     On a GPU the fraction covers all that the engine takes. On a CPU it is the share of what the weights leave, since
-    other programs live in the same memory.
+    other programs live in the same memory, and all ranks share it.
     """
     if on_gpu:
         return int(total * fraction) - weights - elsewhere
-    return int((total - weights) * fraction) - elsewhere
+    return int((total - weights * tp_size) * fraction) // tp_size - elsewhere
 
 
-def kv_pool_pages(
-    *, available_bytes: int, bytes_per_token: int, page_size: int, max_running_requests: int, context_length: int,
-    max_total_tokens: int | None = None,
-) -> int:  # fmt: skip
-    """Pages of the KV cache, the padding page (0) included: as many as memory holds, but no more than
-    `max_total_tokens` and no more than all running requests at full length can fill.
-
-        Raises `OutOfMemoryError` saying how much is missing where not even one page beside the padding page fits.
-    """
-    page_bytes = bytes_per_token * page_size
-    pages = max(0, available_bytes) // page_bytes
-    if pages < 2:
-        missing = 2 * page_bytes - available_bytes
-        raise OutOfMemoryError(
-            f"no memory is left for one page of KV cache: {show_bytes(missing)} are missing.",
-            remedy="Raise --mem-fraction-static, lower --page-size, or use a smaller model or more GPUs (--tp-size).",
-        )
-    most = max_running_requests * -(-context_length // page_size)
+def wanted_pages(
+    *, page_size: int, max_running_requests: int, context_length: int, max_total_tokens: int | None = None
+) -> int:
+    """Most pages of KV cache that are of use, the padding page (0) included: what all running requests at full length
+    fill, and no more than `max_total_tokens`; at least one page beside the padding page."""
+    pages = max_running_requests * -(-context_length // page_size)
     if max_total_tokens is not None:
-        most = min(most, max_total_tokens // page_size)
-    return min(pages, max(1, most) + 1)
-
-
-def show_bytes(count: int) -> str:
-    """A number of bytes as people write it."""
-    if abs(count) < MIB:
-        return f"{count / 1024:.1f} KiB"
-    return f"{count / MIB:.1f} MiB" if abs(count) < GIB else f"{count / GIB:.2f} GiB"
+        pages = min(pages, max_total_tokens // page_size)
+    return max(1, pages) + 1

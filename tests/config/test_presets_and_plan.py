@@ -82,13 +82,20 @@ def test_a_plan_adds_up(name: str, on: str) -> None:
     assert planning.as_json(plan, resolved)["plan"]["kv_tokens"] == plan.kv_tokens
 
 
-def test_the_kv_pool_is_capped_and_its_lack_told_in_bytes() -> None:
-    room = {"bytes_per_token": 10, "page_size": 16, "max_running_requests": 4, "context_length": 100}
-    assert arithmetic.kv_pool_pages(available_bytes=1 << 30, **room) == 4 * 7 + 1
-    assert arithmetic.kv_pool_pages(available_bytes=1 << 30, max_total_tokens=64, **room) == 5
-    assert arithmetic.kv_pool_pages(available_bytes=320, **room) == 2
-    with pytest.raises(OutOfMemoryError, match=r"1\.0 KiB are missing.*Raise --mem-fraction-static"):
-        arithmetic.kv_pool_pages(available_bytes=320 - 1024, **room)
+def test_the_kv_pool_is_as_large_as_is_of_use() -> None:
+    most = {"page_size": 16, "max_running_requests": 4, "context_length": 100}
+    assert arithmetic.wanted_pages(**most) == 4 * 7 + 1
+    assert arithmetic.wanted_pages(**most, max_total_tokens=64) == 5
+    assert arithmetic.wanted_pages(**most, max_total_tokens=1) == 2
+    capped = plan_memory(settle(max_total_tokens=4096))
+    assert capped.kv_tokens == 4096 and capped.left_bytes > plan_memory(settle()).left_bytes
+
+
+def test_the_budget_is_what_is_left() -> None:
+    room = {"total": 1000, "fraction": 0.5, "weights": 100, "elsewhere": 50}
+    assert arithmetic.kv_budget_bytes(**room, on_gpu=True) == 350
+    assert arithmetic.kv_budget_bytes(**room, on_gpu=False) == 400
+    assert arithmetic.kv_budget_bytes(**room, on_gpu=False, tp_size=2) == 150
 
 
 @pytest.mark.parametrize(("name", "on", "options"), [

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from stenograph.config.passes import Conflict, View, because, register_post_process
-from stenograph.memory.arithmetic import DTYPE_BYTES, show_bytes, weight_bytes
+from stenograph.memory.arithmetic import DTYPE_BYTES, weight_bytes
+from stenograph.memory.budget import human_bytes
 
 _MOST = 0.97
 _DRIVER_BYTES = 256 << 20
@@ -37,16 +38,16 @@ def memory_fraction_check(view: View) -> dict[str, Any]:
         enough = math.ceil(100 * weights / total + 1) / 100
         raise Conflict(
             "mem_fraction_static", "model",
-            message=f"{fraction:g} of {view.device.name}'s memory is {show_bytes(int(fraction * total))}, and the "
-            f"weights take {show_bytes(weights)}.",
+            message=f"{fraction:g} of {view.device.name}'s memory is {human_bytes(int(fraction * total))}, and the "
+            f"weights take {human_bytes(weights)}.",
             remedy=f"Raise --mem-fraction-static to {enough:g} or more, or use a smaller model or --tp-size.",
         )  # fmt: skip
     if (1 - fraction) * total < _DRIVER_BYTES:
         enough = math.floor(100 * (1 - _DRIVER_BYTES / total)) / 100
         raise Conflict(
             "mem_fraction_static", "device",
-            message=f"{fraction:g} leaves {show_bytes(int((1 - fraction) * total))} of {view.device.name}'s memory to "
-            f"the driver, which needs {show_bytes(_DRIVER_BYTES)}.",
+            message=f"{fraction:g} leaves {human_bytes(int((1 - fraction) * total))} of {view.device.name}'s memory to "
+            f"the driver, which needs {human_bytes(_DRIVER_BYTES)}.",
             remedy=f"Lower --mem-fraction-static to {enough:g} or less.",
         )  # fmt: skip
     return {}
