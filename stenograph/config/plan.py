@@ -11,7 +11,7 @@ from stenograph.config.resolve import Resolved, resolve
 from stenograph.config.rules.parallel import valid_tp_sizes
 from stenograph.errors import ConfigError, OutOfMemoryError
 from stenograph.memory import arithmetic
-from stenograph.memory.budget import human_bytes, pages_that_fit
+from stenograph.memory.arithmetic import human_bytes, pages_that_fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from stenograph.config.facts import ModelFacts
+from stenograph.memory.budget import human_bytes as human_bytes
+from stenograph.memory.budget import pages_that_fit as pages_that_fit
 
 MIB: Final = 1 << 20
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}

@@ -6,8 +6,7 @@ import math
 from typing import Any
 
 from stenograph.config.passes import Conflict, View, because, register_post_process
-from stenograph.memory.arithmetic import DTYPE_BYTES, weight_bytes
-from stenograph.memory.budget import human_bytes
+from stenograph.memory.arithmetic import DTYPE_BYTES, human_bytes, weight_bytes
 
 _MOST = 0.97
 _DRIVER_BYTES = 256 << 20
