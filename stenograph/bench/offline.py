@@ -11,7 +11,9 @@ from stenograph.bench.workloads import named, uniform
 from stenograph.engine.llm import LLM
 
 
-def run(options: dict[str, Any], *, workloads: Sequence[str] = ("d1", "d32", "p"), requests: int | None = None) -> dict[str, Any]:
+def run(
+    options: dict[str, Any], *, workloads: Sequence[str] = ("d1", "d32", "p"), requests: int | None = None
+) -> dict[str, Any]:
     """D1, D32, P, W1, W1T by name; `requests` replaces each one's number."""
     llm = LLM(**options)
     vocab = llm.core.facts.vocab_size

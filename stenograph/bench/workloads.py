@@ -21,7 +21,8 @@ class Workload:
 
     def params(self) -> list[SamplingParams]:
         return [
-            SamplingParams(temperature=self.temperature, max_tokens=count, ignore_eos=True) for count in self.output_lens
+            SamplingParams(temperature=self.temperature, max_tokens=count, ignore_eos=True)
+            for count in self.output_lens
         ]
 
     @property

@@ -55,7 +55,9 @@ class ParallelExecutor:
     def execute(self, step: Step) -> StepResult:
         dead = [w.name for w in self._workers if not w.is_alive()]
         if dead:
-            raise EngineDeadError(f"{', '.join(dead)} died.", remedy="Its last words are on the log; restart the engine.")
+            raise EngineDeadError(
+                f"{', '.join(dead)} died.", remedy="Its last words are on the log; restart the engine."
+            )
         _broadcast(step, self._control)
         return self._rank0.execute(step)
 

@@ -39,7 +39,9 @@ class EngineCore:
             self.allocator,
             page_size=resolved.page_size,
             max_running=resolved.max_running_requests,
-            chunked_prefill_size=resolved.chunked_prefill_size if resolved.chunked_prefill_size > 0 else resolved.context_length,
+            chunked_prefill_size=resolved.chunked_prefill_size
+            if resolved.chunked_prefill_size > 0
+            else resolved.context_length,
         )
         self.context_length: int = resolved.context_length
         self.max_request_tokens = min(self.context_length, self.scheduler.max_tokens_of_one_request())

@@ -90,7 +90,9 @@ class LLM:
         finally:
             self._drop([request_id])
 
-    def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any) -> Iterator[RequestOutput]:
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, **template_kwargs: Any
+    ) -> Iterator[RequestOutput]:
         return self.stream(self._render(messages, **template_kwargs), params)
 
     def shutdown(self) -> None:

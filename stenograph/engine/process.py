@@ -44,9 +44,7 @@ def load_core(resolved: Resolved) -> Any:
     from stenograph.engine.core import EngineCore
     from stenograph.loading.source import open_model
 
-    source = open_model(
-        resolved.model, load_format=resolved.load_format, trust_remote_code=resolved.trust_remote_code
-    )
+    source = open_model(resolved.model, load_format=resolved.load_format, trust_remote_code=resolved.trust_remote_code)
     return EngineCore(resolved, source)
 
 

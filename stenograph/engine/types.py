@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from stenograph.sampling.params import SamplingParams, TokenLogprob
 
 __all__ = [
-    "CompletionOutput", "EngineOutput", "EngineRequest", "EngineStats", "RequestOutput", "SamplingParams", "TokenLogprob",
+    "CompletionOutput",
+    "EngineOutput",
+    "EngineRequest",
+    "EngineStats",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenLogprob",
 ]
 
 

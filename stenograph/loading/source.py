@@ -74,7 +74,8 @@ def open_model(name_or_path: str, *, load_format: str = "auto", trust_remote_cod
     source = _open(name_or_path, find_path(name_or_path), load_format)
     if load_format in ("gguf", "safetensors") and source.format != load_format:
         raise ModelLoadError(
-            f"--load-format is {load_format}, but {name_or_path} is {source.format}.", remedy="Leave --load-format at auto."
+            f"--load-format is {load_format}, but {name_or_path} is {source.format}.",
+            remedy="Leave --load-format at auto.",
         )
     source.check_files()
     return source
@@ -103,7 +104,9 @@ def _open(name: str, path: Path, load_format: str) -> ModelSource:
         if path.suffix == ".json" and load_format == "dummy":
             return _from_config(name, path.parent, read_json(path), load_format)
         if path.suffix != ".gguf":
-            raise ModelLoadError(f"{path.name} is a file, but no .gguf file.", remedy="Name the directory that holds config.json.")
+            raise ModelLoadError(
+                f"{path.name} is a file, but no .gguf file.", remedy="Name the directory that holds config.json."
+            )
         return _open_gguf(name, path, load_format)
     if (path / "config.json").is_file():
         return _from_config(name, path, read_json(path / "config.json"), load_format)
@@ -112,7 +115,9 @@ def _open(name: str, path: Path, load_format: str) -> ModelSource:
         return _open_gguf(name, files[0], load_format)
     if files:
         raise ModelLoadError(f"The directory {name} holds {len(files)} GGUF files.", remedy="Name one of them.")
-    raise ModelLoadError(f"The directory {name} has no config.json.", remedy="Name a directory in the Hugging Face layout.")
+    raise ModelLoadError(
+        f"The directory {name} has no config.json.", remedy="Name a directory in the Hugging Face layout."
+    )
 
 
 def _from_config(name: str, path: Path, config: dict[str, Any], load_format: str) -> ModelSource:
@@ -142,7 +147,9 @@ def _open_gguf(name: str, path: Path, load_format: str) -> ModelSource:
 
         file = GGUFFile(path)
     except ModuleNotFoundError as error:
-        raise ModelLoadError("Reading GGUF files takes the gguf package.", remedy="Install it: pip install gguf") from error
+        raise ModelLoadError(
+            "Reading GGUF files takes the gguf package.", remedy="Install it: pip install gguf"
+        ) from error
     config = file.config()
     facts = ModelFacts.from_config(config)
     return ModelSource(
@@ -161,7 +168,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path.name} cannot be read: {type(error).__name__}.", remedy="Fetch the file again.") from error
+        raise ModelLoadError(
+            f"{path.name} cannot be read: {type(error).__name__}.", remedy="Fetch the file again."
+        ) from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path.name} holds no JSON object.")
     return value
@@ -190,7 +199,7 @@ def _tokenizer_eos(path: Path) -> list[int]:
         for entry in tokenizer.get("added_tokens") or []:
             if entry.get("content") == token:
                 return [int(entry["id"])]
-        found = ((tokenizer.get("model") or {}).get("vocab") or {})
+        found = (tokenizer.get("model") or {}).get("vocab") or {}
         if isinstance(found, dict) and token in found:
             return [int(found[token])]
     return []

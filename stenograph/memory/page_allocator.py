@@ -25,7 +25,9 @@ class PageAllocator:
     def __init__(self, num_pages: int) -> None:
         assert num_pages >= 2, "one page for padding and at least one to hand out"
         self.num_pages = num_pages
-        self._free: list[PageId] = [PageId(p) for p in range(num_pages - 1, 0, -1)]  # a stack; the top is handed out next
+        self._free: list[PageId] = [
+            PageId(p) for p in range(num_pages - 1, 0, -1)
+        ]  # a stack; the top is handed out next
         self._taken = bytearray(num_pages)
 
     @property

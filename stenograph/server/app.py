@@ -91,7 +91,8 @@ class Api:
         room = self.resolved.max_running_requests + queue
         if sequences > room:
             raise RequestError(
-                f"The request asks for {sequences} answers (prompts times n); the server holds {room} at once.", param="n"
+                f"The request asks for {sequences} answers (prompts times n); the server holds {room} at once.",
+                param="n",
             )
         if self.client.open_sequences + sequences > room:
             self.metrics.refused += 1
@@ -130,7 +131,9 @@ class Api:
             raise RequestError("This model has no tokenizer.", param=param, remedy="Use completions with token ids.")
         return self.tokenizer
 
-    async def chat_ids(self, messages: list[protocol.ChatMessage], tools: Any, *, generation_prompt: bool = True) -> list[int]:
+    async def chat_ids(
+        self, messages: list[protocol.ChatMessage], tools: Any, *, generation_prompt: bool = True
+    ) -> list[int]:
         tokenizer = self.need_tokenizer("messages")
         plain = protocol.plain_messages(messages)
         size = sum(len(m["content"]) for m in plain)
@@ -162,7 +165,12 @@ class Api:
         self.check_queue(len(prompts) * params.n)
         requests: list[list[EngineRequest]] = [self.client.build(ids, params) for ids in prompts]
         answer = Answer(
-            params, prompts, chat=chat, texts=self.texts, echo=echo, prompt_logprobs_asked=body.prompt_logprobs is not None
+            params,
+            prompts,
+            chat=chat,
+            texts=self.texts,
+            echo=echo,
+            prompt_logprobs_asked=body.prompt_logprobs is not None,
         )
         kind = "chat.completion" if chat else "text_completion"
         head = {
@@ -296,7 +304,9 @@ def build_app(api: Api) -> FastAPI:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("Give either prompt or messages.", param="prompt")
         if body.messages is not None:
-            ids = await api.chat_ids(body.messages, body.tools, generation_prompt=body.add_generation_prompt is not False)
+            ids = await api.chat_ids(
+                body.messages, body.tools, generation_prompt=body.add_generation_prompt is not False
+            )
         else:
             assert body.prompt is not None
             ids = await asyncio.to_thread(tokenizer.encode, body.prompt, body.add_special_tokens is not False)
@@ -356,7 +366,11 @@ def _server_info(api: Api) -> dict[str, Any]:
         "model": api.model,
         "settings": settings,
         "limits": asdict(api.limits),
-        "stats": {**asdict(api.client.stats), "open_requests": api.open_requests, "open_sequences": api.client.open_sequences},
+        "stats": {
+            **asdict(api.client.stats),
+            "open_requests": api.open_requests,
+            "open_sequences": api.client.open_sequences,
+        },
     }
 
 
@@ -417,7 +431,10 @@ class _Routes:
         app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend the document
 
     def post(self, path: str, body: type[BaseModel], answer: Any) -> Callable[[Handler], Handler]:
-        extra = {"requestBody": {"required": True, "content": self._content(body)}, "responses": self._responses(answer)}
+        extra = {
+            "requestBody": {"required": True, "content": self._content(body)},
+            "responses": self._responses(answer),
+        }
         return self.app.post(path, response_model=None, openapi_extra=extra)
 
     def get(self, path: str, answer: Any = None) -> Callable[[Handler], Handler]:

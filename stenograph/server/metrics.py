@@ -15,7 +15,27 @@ from prometheus_client.registry import Collector
 from stenograph.engine.types import EngineStats
 
 PREFIX = "stenograph:"
-_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_FIRST_TOKEN = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
 _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
 _LATENCY = (0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0, 480.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -84,7 +104,9 @@ class Metrics(Collector):
         used = stats.total_pages - stats.free_pages
         yield self._gauge("num_requests_running", "Sequences that run now.", stats.running)
         yield self._gauge("num_requests_waiting", "Sequences that wait for their turn.", stats.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of the KV pages in use, 0 to 1.", used / max(1, stats.total_pages))
+        yield self._gauge(
+            "kv_cache_usage_perc", "Share of the KV pages in use, 0 to 1.", used / max(1, stats.total_pages)
+        )
         yield self._gauge("kv_pages_free", "KV pages that nobody owns.", stats.free_pages)
         yield self._gauge("kv_pages_total", "KV pages that requests can own.", stats.total_pages)
         yield self._counter("prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens)

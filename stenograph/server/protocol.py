@@ -92,7 +92,9 @@ class GenerationRequest(_Body):
     def check_common(self) -> None:
         """Raises `RequestError` for what is understood but not offered."""
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is for streams alone.", param="stream_options", remedy="Set stream to true.")
+            raise RequestError(
+                "stream_options is for streams alone.", param="stream_options", remedy="Set stream to true."
+            )
         if self.response_format is not None and self.response_format.type != "text":
             raise RequestError(
                 f"response_format {self.response_format.type!r} isn't offered by this server; text is.",
@@ -134,7 +136,9 @@ class CompletionRequest(GenerationRequest):
             )
         if self.max_tokens == 0 and not self.echo:
             raise RequestError(
-                "max_tokens is 0; it must be at least 1.", param="max_tokens", remedy="0 is for echo, which returns the prompt."
+                "max_tokens is 0; it must be at least 1.",
+                param="max_tokens",
+                remedy="0 is for echo, which returns the prompt.",
             )
         params = self.common_params()
         if self.max_tokens is not None:
@@ -195,7 +199,11 @@ class ChatCompletionRequest(GenerationRequest):
             )
         for index, tool in enumerate(self.tools or ()):
             function = tool.get("function")
-            if tool.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            if (
+                tool.get("type") != "function"
+                or not isinstance(function, dict)
+                or not isinstance(function.get("name"), str)
+            ):
                 raise RequestError(
                     f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}.', param="tools"
                 )
@@ -237,7 +245,9 @@ def _request_error(error: ValidationError) -> RequestError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     path = first["loc"]
     if first["type"] == "json_invalid":
-        return RequestError(f"The body isn't valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.", code="invalid_json")
+        return RequestError(
+            f"The body isn't valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}.", code="invalid_json"
+        )
     if not path:
         return RequestError("The body must be a JSON object.")
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from stenograph import LLM, SamplingParams
-from stenograph.errors import ConfigError
 from stenograph.distributed.tensor_parallel import TensorParallel
+from stenograph.errors import ConfigError
 from tests.tiny import ARCHITECTURES, greedy_reference, save_tiny
 
 PROMPTS = [[5, 6, 7], list(range(40)), [9]]

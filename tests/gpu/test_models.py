@@ -18,8 +18,20 @@ from stenograph.models.registry import build_model
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 QWEN3 = {
-    "0.6b": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "tie_word_embeddings": True},
-    "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32, "tie_word_embeddings": False},
+    "0.6b": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
 }
 
 
@@ -67,7 +79,14 @@ def test_bf16_agrees_with_transformers(size: str) -> None:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     config = Qwen3Config(
-        **{"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "rope_theta": 1e6, "architectures": ["Qwen3ForCausalLM"]},
+        **{
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "max_position_embeddings": 40960,
+            "rope_theta": 1e6,
+            "architectures": ["Qwen3ForCausalLM"],
+        },
         **QWEN3[size],
     )
     torch.manual_seed(0)

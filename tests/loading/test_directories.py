@@ -123,7 +123,9 @@ def test_head_dim_that_is_not_hidden_over_heads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "llama3", "dynamic"])
 @pytest.mark.parametrize("spelling", ["type", "rope_type"])
-def test_rope_scaling_in_both_spellings_below_and_past_the_original_length(tmp_path: Path, kind: str, spelling: str) -> None:
+def test_rope_scaling_in_both_spellings_below_and_past_the_original_length(
+    tmp_path: Path, kind: str, spelling: str
+) -> None:
     scaling: dict[str, Any] = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0}
     if kind in ("yarn", "llama3"):
         scaling["original_max_position_embeddings"] = 64

@@ -130,7 +130,14 @@ def test_same_logits_as_the_model_it_was_made_from(architecture: str, tmp_path: 
 def test_mixed_types_within_a_fused_layer_equal_the_dequantised_model(tmp_path: Path) -> None:
     """q and k in one type, v in another, the head in a third."""
     model = reference_model(config_of("llama", hidden_size=256, intermediate_size=256, head_dim=64))
-    types = {"q_proj": "Q4_1", "k_proj": "Q4_1", "v_proj": "Q8_0", "lm_head": "Q5_0", "down_proj": "F16", "embed_tokens": "Q8_0"}
+    types = {
+        "q_proj": "Q4_1",
+        "k_proj": "Q4_1",
+        "v_proj": "Q8_0",
+        "lm_head": "Q5_0",
+        "down_proj": "F16",
+        "embed_tokens": "Q8_0",
+    }
 
     def choose(name: str) -> str | None:
         return types.get(name.split(".")[-2], "Q4_0")
@@ -184,7 +191,12 @@ def test_llama3_frequency_factors_scale_the_rotation(tmp_path: Path) -> None:
     model = reference_model(config_of("llama", rope_parameters=scaling))
     plain = 1.0 / 10000.0 ** (torch.arange(0, 16, 2) / 16)
     factors = (plain / model.model.rotary_emb.inv_freq).numpy()
-    write_gguf(tmp_path / "l3.gguf", model, "llama", extra=lambda w: w.add_tensor("rope_freqs.weight", factors.astype(np.float32)))
+    write_gguf(
+        tmp_path / "l3.gguf",
+        model,
+        "llama",
+        extra=lambda w: w.add_tensor("rope_freqs.weight", factors.astype(np.float32)),
+    )
     ids = [(i * 13) % 320 for i in range(100)]
     with torch.inference_mode():
         expected = model(torch.tensor([ids])).logits[0]

@@ -16,7 +16,9 @@ from stenograph.scheduler.scheduler import Scheduler
 
 
 def make(num_pages: int, *, page_size: int = 4, max_running: int = 4, chunk: int = 8) -> Scheduler:
-    return Scheduler(PageAllocator(num_pages + 1), page_size=page_size, max_running=max_running, chunked_prefill_size=chunk)
+    return Scheduler(
+        PageAllocator(num_pages + 1), page_size=page_size, max_running=max_running, chunked_prefill_size=chunk
+    )
 
 
 def request(name: str, prompt: int, output: int, priority: int = 0) -> Request:
