@@ -118,7 +118,6 @@ def save_tiny(directory: Path, architecture: str = "llama", *, seed: int = 0, sh
     """Saves a tiny model with its tokenizer; returns the transformers model."""
     config = config_of(architecture, **changes)
     model = reference_model(config, seed=seed)
-    model.generation_config.eos_token_id = config.eos_token_id
     model.save_pretrained(directory, **({"max_shard_size": shard} if shard else {}))
     save_tokenizer(directory)
     return model
@@ -127,13 +126,8 @@ def save_tiny(directory: Path, architecture: str = "llama", *, seed: int = 0, sh
 def greedy_reference(model: Any, prompt: list[int], count: int) -> list[int]:
     """`count` greedy tokens from transformers, end tokens not stopping it."""
     ids = torch.tensor([prompt])
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
     with torch.inference_mode():
-        cache = None
-        out: list[int] = []
-        step = ids
-        for _ in range(count):
-            result = model(step, past_key_values=cache, use_cache=True)
-            cache = result.past_key_values
-            out.append(int(result.logits[0, -1].argmax()))
-            step = torch.tensor([[out[-1]]])
-    return out
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
+    return out[0, len(prompt) :].tolist()

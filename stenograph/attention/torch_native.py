@@ -1,7 +1,7 @@
 """Attention in plain torch: the reference on every device, and the default on the CPU.
 
-Decode rows are gathered from their pages into one padded batch, head by head, and multiplied at once; a lone decode
-row in consecutive pages is read where it lies. Prefill rows, each with its own prefix, go one by one.
+Decode rows are gathered page by page into one padded batch and multiplied at once; a lone decode row in consecutive
+pages is read where it lies. Prefill rows, each with its own prefix, go one by one.
 
 Shapes: T tokens, B decode rows, L longest decode row, Q tokens of a prefill row, K keys of it, H query heads,
 G KV heads, R query heads for each of them, D head_dim.
@@ -45,7 +45,6 @@ class TorchNativePlan:
         self.num_decode = layout.num_decode
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         self.decode_slice: slice | None = None
-        self._decode_rows: dict[int, Tensor] = {}
         self._gathered: dict[str, Tensor] = {}
         if self.num_decode == 1 and is_run(layout.page_tables[0]):
             self.decode_slice = self._slice(0)
@@ -56,17 +55,14 @@ class TorchNativePlan:
     def _plan_decode(self) -> None:
         page_size = self.cache.page_size
         tables, lens = self.layout.page_tables[: self.num_decode], self.layout.kv_lens[: self.num_decode]
-        longest = max(lens)
-        width = -(-longest // page_size)
+        width = -(-max(lens) // page_size)
         padded = [(table[:width] + [PADDING_PAGE] * (width - len(table))) for table in tables]
-        pages_BM = torch.tensor(padded, dtype=torch.int64)
-        slots_BL = (pages_BM.unsqueeze(-1) * page_size + torch.arange(page_size)).flatten(1)[:, :longest]
-        lens_B = torch.tensor(lens, dtype=torch.int64)
-        # Lanes beyond a row's length read the padding page: what another request left in a page may be NaN.
-        slots_BL = slots_BL.masked_fill(torch.arange(longest) >= lens_B.unsqueeze(1), PADDING_PAGE * page_size)
-        self.decode_longest = longest
-        self.decode_slots_BL = slots_BL.to(self.device)
-        self.decode_lens_B = lens_B.to(self.device)
+        self.decode_pages = torch.tensor(padded, dtype=torch.int64).flatten().to(self.device)
+        self.decode_longest = width * page_size
+        self.decode_lens_B = torch.tensor(lens, dtype=torch.int64).to(self.device)
+        # What another request left in the rest of a row's last page may be NaN, and 0 * NaN isn't 0: cleared once gathered.
+        rest = [row * self.decode_longest + lane for row, n in enumerate(lens) for lane in range(n, -(-n // page_size) * page_size)]
+        self.decode_rest = torch.tensor(rest, dtype=torch.int64).to(self.device) if rest else None
 
     def _slice(self, row: int) -> slice:
         first = self.layout.page_tables[row][0] * self.cache.page_size
@@ -102,9 +98,9 @@ class TorchNativePlan:
     def _decode(self, spec: AttentionSpec, q_BHD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         if self.decode_slice is not None:
             return self._decode_in_place(spec, q_BHD, keys, values, self.decode_slice)
-        batch, groups, longest, dim = self.num_decode, spec.num_kv_heads, self.decode_longest, spec.head_dim
-        k_XLD = self._gather("keys", keys, groups).view(batch * groups, longest, dim).to(q_BHD.dtype)
-        v_XLD = self._gather("values", values, groups).view(batch * groups, longest, dim).to(q_BHD.dtype)
+        batch, groups, dim = self.num_decode, spec.num_kv_heads, spec.head_dim
+        k_XLD = self._gather("keys", keys).to(q_BHD.dtype)
+        v_XLD = self._gather("values", values).to(q_BHD.dtype)
         q_XRD = q_BHD.reshape(batch * groups, spec.num_heads // groups, dim)
         hidden_X1L = self._decode_bias(spec.window, groups, q_BHD.dtype)
         if spec.softcap is None:
@@ -125,17 +121,18 @@ class TorchNativePlan:
         k_1GLD, v_1GLD = (x[lanes].to(dtype).unsqueeze(0).transpose(1, 2) for x in (keys, values))
         return _attention(spec, q_1HD.to(dtype).unsqueeze(2), k_1GLD, v_1GLD, None).squeeze(2).to(q_1HD.dtype)
 
-    def _gather(self, name: str, cache: Tensor, groups: int) -> Tensor:
-        """[B * G * L, D]: every lane of every row, KV head by KV head. One buffer serves all layers in turn."""
-        rows = self._decode_rows.get(groups)
-        if rows is None:
-            heads_G1 = torch.arange(groups, device=self.device).unsqueeze(1)
-            rows = self._decode_rows[groups] = (self.decode_slots_BL.unsqueeze(1) * groups + heads_G1).flatten()
-        flat = cache.view(-1, cache.shape[-1])
+    def _gather(self, name: str, cache: Tensor) -> Tensor:
+        """[B * G, L, D]: every lane of every row, head by head. One buffer serves all layers in turn."""
+        _, groups, dim = cache.shape
+        pages = cache.view(self.cache.num_pages, -1)
         buffer = self._gathered.get(name)
         if buffer is None:
-            buffer = self._gathered[name] = flat.new_empty(rows.shape[0], flat.shape[1])
-        return torch.index_select(flat, 0, rows, out=buffer)
+            buffer = self._gathered[name] = pages.new_empty(self.decode_pages.shape[0], pages.shape[1])
+        torch.index_select(pages, 0, self.decode_pages, out=buffer)
+        if self.decode_rest is not None:
+            buffer.view(-1, groups * dim).index_fill_(0, self.decode_rest, 0)
+        x_BLGD = buffer.view(self.num_decode, self.decode_longest, groups, dim)
+        return x_BLGD.transpose(1, 2).reshape(self.num_decode * groups, self.decode_longest, dim)
 
     def _decode_bias(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
         """[B * G, 1, L]: 0 where a query may look, else -inf."""

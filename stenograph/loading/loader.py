@@ -31,7 +31,7 @@ def load_model(source: ModelSource, model: Any, *, rank: int = 0, world_size: in
         total=source.num_weights(),
         desc="Loading weights",
         unit="tensor",
-        disable=not progress or rank != 0,
+        disable=True if rank or not progress else None,  # None: shown on a terminal only
         leave=False,
     )
     for original, value in bar:

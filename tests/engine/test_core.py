@@ -58,7 +58,7 @@ def drive(llm: LLM, requests: list[EngineRequest], *, abort: Any = None) -> dict
 
 def test_500_requests_a_tenth_aborted_every_answer_as_if_alone(tiny: tuple[Path, Any]) -> None:
     """Small pools, so that requests are preempted too; greedy and seeded requests with penalties side by side."""
-    llm = engine(tiny[0], max_total_tokens=640, max_running_requests=16, chunked_prefill_size=32)
+    llm = engine(tiny[0], max_total_tokens=280, page_size=4, max_running_requests=16, chunked_prefill_size=32)
     rng = random.Random(3)
     requests = []
     for i in range(500):
@@ -126,7 +126,7 @@ def test_many_requests_that_end_in_their_first_step_leak_nothing(tiny: tuple[Pat
 
 
 def test_preempted_requests_keep_their_text_penalties_seeds_and_logprobs(tiny: tuple[Path, Any]) -> None:
-    small = engine(tiny[0], max_total_tokens=160, page_size=4, max_running_requests=4)
+    small = engine(tiny[0], max_total_tokens=84, page_size=4, max_running_requests=4)
     large = engine(tiny[0])
     variants = [
         greedy(60, logprobs=1),
