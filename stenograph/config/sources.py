@@ -1,5 +1,7 @@
-"""Where options come from: flags over `STENOGRAPH_*` variables over a YAML file over defaults. Nothing is ignored: what
-is unknown or unreadable is a `ConfigError` that names the nearest valid thing."""
+"""Where options come from: flags over `STENOGRAPH_*` variables over a YAML file over Python arguments over defaults.
+
+Nothing is ignored: what is unknown or unreadable is a `ConfigError` that names the nearest valid thing.
+"""
 
 from __future__ import annotations
 
@@ -77,6 +79,14 @@ def read_flags(flags: Mapping[str, Any], *, spelled: Mapping[str, str] | None = 
     return found
 
 
+def read_python(values: Mapping[str, Any]) -> dict[str, Asked]:
+    """Options from keyword arguments; they have their types already."""
+    for name in values:
+        if name not in OPTIONS:
+            raise unknown_option(name)
+    return {name: Asked(value=value, source="python") for name, value in values.items()}
+
+
 def merge(*layers: Layer) -> EngineOptions:
     """Options from layers, lowest first; a higher layer's value wins, and the trail keeps all of them."""
     values: dict[str, Any] = {}
@@ -94,12 +104,16 @@ def gather(
     config: str | None = None,
     environment: Mapping[str, str] | None = None,
     spelled: Mapping[str, str] | None = None,
+    python: Mapping[str, Any] | None = None,
 ) -> EngineOptions:
-    """Everything that a command was told. `config` is the --config file, else STENOGRAPH_CONFIG names it."""
+    """Everything that a command, or a program (`python`: its arguments), was told.
+
+    `config` is the --config file, else STENOGRAPH_CONFIG names it.
+    """
     environment = os.environ if environment is None else environment
     path = config or environment.get("STENOGRAPH_CONFIG", "").strip()
     file = read_file(path) if path else {}
-    return merge(file, read_environment(environment), read_flags(flags, spelled=spelled))
+    return merge(read_python(python or {}), file, read_environment(environment), read_flags(flags, spelled=spelled))
 
 
 def _reading(where: str, option: Option, value: Any) -> Any:

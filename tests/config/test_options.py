@@ -80,10 +80,18 @@ def test_flag_over_environment_over_file_over_default(tmp_path) -> None:
     assert (options.page_size, options.port, options.cuda_graph_batch_sizes) == (4, 9000, (1, 4))
     sources = [(a.value, a.source) for a in options.asked["page_size"]]
     assert sources == [(8, "file"), (2, "env"), (4, "flag")]
-    resolved = settle(**{})  # the trail reaches the record of a resolution
-    assert resolved.settings()["port"].source == "default"
     by_env = gather({}, environment={**environment, "STENOGRAPH_CONFIG": str(file)})
     assert by_env.page_size == 2 and by_env.port == 9000
+
+
+def test_python_arguments_come_last_before_the_defaults() -> None:
+    options = gather({}, environment={"STENOGRAPH_PAGE_SIZE": "2"}, python={"page_size": 8, "port": 1})
+    assert options.page_size == 2 and options.port == 1
+    assert [a.source for a in options.asked["page_size"]] == ["python", "env"]
+    with pytest.raises(ConfigError, match=r"prot.*port"):
+        gather({}, environment={}, python={"prot": 1})
+    with pytest.raises(ConfigError, match="port"):
+        gather({}, environment={}, python={"port": "many"})
 
 
 def test_auto_on_a_higher_level_undoes_a_lower_one() -> None:

@@ -336,6 +336,13 @@ def test_capabilities_declare_only_known_names() -> None:
     assert EVERYTHING.attention == set(ATTENTION_BACKENDS)
 
 
+@pytest.mark.gpu
+def test_the_driver_and_torch_see_the_same_gpu() -> None:
+    seen, probed = device_facts("auto"), DeviceFacts.probe("auto")
+    assert dataclasses.replace(seen, memory_bytes=0) == dataclasses.replace(probed, memory_bytes=0)
+    assert abs(seen.memory_bytes - probed.memory_bytes) < 1 << 30  # the driver's own share
+
+
 def test_devices() -> None:
     assert device_facts("cpu").kind == "cpu" and cpu_facts().memory_bytes > 1 << 28
     assert [NAMED[n].generation for n in ("a100", "l40s", "h200", "b200")] == [80, 89, 90, 100]
