@@ -404,9 +404,10 @@ class AsyncEngineClient:
         if self._death is None:
             self._death = "The engine has been shut down."
             self._unwatch()
-            with contextlib.suppress(zmq.ZMQError):
-                self._send(Stop())
-            self.process.join(timeout=patience)
+            if self.inputs is not None:  # one that still loads wouldn't hear it
+                with contextlib.suppress(zmq.ZMQError):
+                    self._send(Stop())
+                self.process.join(timeout=patience)
         self._kill()
         self.process.join(timeout=patience)
         self._incoming.close(linger=0)

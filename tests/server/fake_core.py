@@ -14,7 +14,7 @@ from stenograph.errors import ModelLoadError, RequestError
 class EchoCore:
     """`settings.step_seconds` slows it down; token 0 in a prompt makes a step crash, token 1 makes it hang."""
 
-    context_length = max_request_tokens = 512
+    context_length = max_request_tokens = 8192
 
     def __init__(self, settings: Any) -> None:
         self.facts = SimpleNamespace(vocab_size=320)
