@@ -71,7 +71,9 @@ def open_model(name_or_path: str, *, load_format: str = "auto", trust_remote_cod
     """
     if load_format not in FORMATS:
         raise ModelLoadError(f"load_format is {load_format!r}.", remedy=f"Choose one of {', '.join(FORMATS)}.")
-    source = _open(name_or_path, find_path(name_or_path), load_format)
+    source = _open_preset(name_or_path) if load_format == "dummy" else None
+    if source is None:
+        source = _open(name_or_path, find_path(name_or_path), load_format)
     if load_format in ("gguf", "safetensors") and source.format != load_format:
         raise ModelLoadError(
             f"--load-format is {load_format}, but {name_or_path} is {source.format}.",
@@ -79,6 +81,16 @@ def open_model(name_or_path: str, *, load_format: str = "auto", trust_remote_cod
         )
     source.check_files()
     return source
+
+
+def _open_preset(name: str) -> ModelSource | None:
+    """The published shape of that name, for dummy weights; None where the name is none of theirs, or a path."""
+    from stenograph.config.presets import presets
+
+    entry = presets().get(name)
+    if entry is None or Path(name).exists():
+        return None
+    return _from_config(name, Path(name), dict(entry["config"]), "dummy")
 
 
 def find_path(name: str) -> Path:

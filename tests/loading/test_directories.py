@@ -184,6 +184,11 @@ def test_dummy_weights_need_config_json_alone_and_overflow_nowhere(tmp_path: Pat
         assert torch.equal(first, second) and first.isfinite().all() and 0.05 < first.std() < 20
 
 
+def test_a_published_shape_needs_no_files_for_dummy_weights() -> None:
+    source = open_model("qwen3-0.6b", load_format="dummy")
+    assert (source.format, source.facts.hidden_size, source.facts.architecture) == ("dummy", 1024, "Qwen3ForCausalLM")
+
+
 class TestBadInput:
     def test_no_such_path(self) -> None:
         with pytest.raises(ModelLoadError, match=r"'./nowhere/at/all' does not exist. Name a directory"):

@@ -23,8 +23,8 @@ from tests.whole_pass import logits_of
 
 ARCH = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
 DEQUANTISABLE = [
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "IQ4_NL", "IQ4_XS",
-    "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "MXFP4",
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0", "IQ4_NL",
+    "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "MXFP4",
 ]  # fmt: skip
 
 
@@ -56,7 +56,8 @@ def names_of(architecture: str) -> dict[str, str]:
 
 
 def write_gguf(path: Path, model: Any, architecture: str, *, types: Any = None, extra: Any = None) -> None:
-    """`types(hf_name)` chooses each matrix's type; q and k of llama files are stored in pairs, Gemma's norms plus one."""
+    """`types(hf_name)` chooses each matrix's type; q and k of llama files are stored in pairs, Gemma's norms
+    plus one."""
     config, kind = model.config, ARCH[architecture]
     writer = gguf.GGUFWriter(str(path), kind)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -249,6 +250,7 @@ def test_opening_the_header_imports_no_torch(tmp_path: Path) -> None:
     import sys
 
     write_gguf(tmp_path / "tiny.gguf", reference_model(config_of("llama")), "llama")
-    code = "import sys; from stenograph.loading.source import open_model as o; o(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    code = "import sys; from stenograph.loading.source import open_model; open_model(sys.argv[1]); "
+    code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "tiny.gguf")], check=False).returncode == 0
     assert GGUFFile(tmp_path / "tiny.gguf").eos_token_ids() == [257]
