@@ -63,8 +63,8 @@ class EngineCore:
         total = len(prompt) + max_tokens
         if total > self.context_length or len(prompt) >= self.context_length + (max_tokens == 0):
             raise RequestError(
-                f"The prompt has {len(prompt)} tokens and max_tokens is {max_tokens}: together {total}, but the context "
-                f"length is {self.context_length}.",
+                f"The prompt has {len(prompt)} tokens and max_tokens is {max_tokens}: together {total}, but the "
+                f"context length is {self.context_length}.",
                 param="prompt" if len(prompt) >= self.context_length else "max_tokens",
                 code="context_length_exceeded",
                 remedy="Shorten the prompt or lower max_tokens.",

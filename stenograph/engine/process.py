@@ -1,4 +1,4 @@
-"""The engine process: an `EngineCore` that takes requests from a socket and sends each step's outputs in one message."""
+"""The engine process: an `EngineCore` that takes requests from a socket and sends each step's outputs in a message."""
 
 from __future__ import annotations
 

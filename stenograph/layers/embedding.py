@@ -100,7 +100,8 @@ class LMHead(nn.Module):
         return True
 
     def finish(self, embedding: VocabEmbedding) -> None:
-        """After loading: settles which table is used. A file's own head wins over a tie, with a warning if they differ."""
+        """After loading: settles which table is used. A file's own head wins over a tie, and
+        a warning says so if they differ."""
         source, embedding.source = embedding.source, None
         own, self._own = self._own, None
         if own is not None and self.tied and embedding.weight is not None:

@@ -155,7 +155,8 @@ class ColumnParallelLinear(Linear):
 
 
 class QKVLinear(Linear):
-    """Queries, keys and values in one product. Heads are shared out; with fewer KV heads than ranks they are repeated."""
+    """Queries, keys and values in one product. Heads are shared out; KV heads are repeated where
+    there are fewer than ranks."""
 
     def __init__(
         self, build: Build, in_features: int, *, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool

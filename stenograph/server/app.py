@@ -79,7 +79,8 @@ class Api:
             raise EngineDeadError(self.client.problem() or "The engine is gone.")
 
     def check_queue(self, sequences: int) -> None:
-        """Bounds what runs and waits together. Raises `Unavailable` (429), or `RequestError` for what could never fit."""
+        """Bounds what runs and waits together. Raises `Unavailable` (429), or `RequestError` for what could
+        never fit."""
         if sequences > self.limits.max_sequences:
             raise RequestError(
                 f"The request asks for {sequences} answers (prompts times n); at most {self.limits.max_sequences}.",

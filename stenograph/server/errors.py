@@ -1,4 +1,5 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}} with the right status, and nothing of ours."""
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}} with the right status,
+and nothing of ours."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def serve(
     liveness: Liveness | None = None,
     make_core: CoreFactory = load_core,
 ) -> None:
-    """Serves until it is told to stop. Raises `StenographError` where it can't start, `EngineDeadError` when the engine died.
+    """Serves until it is told to stop. Raises `StenographError` where it can't start, `EngineDeadError` when the
+    engine died.
 
     `source` saves opening the checkpoint a second time in this process.
     """
@@ -196,7 +197,12 @@ def _greet(api: Any, listener: socket.socket) -> None:
     chat = api.tokenizer is not None and getattr(api.tokenizer, "chat_template", None) is not None
     if chat:
         path, data = "chat/completions", '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
-        call = 'client.chat.completions.create(\n        model="%s",\n        messages=[{"role": "user", "content": "Hello!"}],\n    )'
+        call = (
+            "client.chat.completions.create(\n"
+            '        model="%s",\n'
+            '        messages=[{"role": "user", "content": "Hello!"}],\n'
+            "    )"
+        )
         shown = "answer.choices[0].message.content"
     else:
         path, data = "completions", '{"prompt": "The capital of France is"}'

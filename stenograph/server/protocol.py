@@ -1,8 +1,8 @@
 """Requests and responses of the HTTP API in OpenAI's shapes, with this server's extensions.
 
-Requests are pydantic models: strict types (no "0.5" for 0.5), an explicit null is the same as absent, unknown fields are
-kept aside and named to the client. Ranges are checked by `SamplingParams`, the one home of that. Responses are typed
-dictionaries, encoded as they are.
+Requests are pydantic models: strict types (no "0.5" for 0.5), an explicit null is the same as absent, unknown fields
+are kept aside and named to the client. Ranges are checked by `SamplingParams`, the one home of that. Responses are
+typed dictionaries, encoded as they are.
 """
 
 from __future__ import annotations
@@ -292,7 +292,8 @@ def prompts_of(prompt: Any, *, limit: int) -> list[str | list[int]]:
 
 
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them: content a string, tool-call arguments as objects. Raises `RequestError`."""
+    """Messages as chat templates expect them: content a string, tool-call arguments as objects.
+    Raises `RequestError`."""
     if not messages:
         raise RequestError("messages is empty.", param="messages", remedy="Send at least one message.")
     return [_plain(message, index) for index, message in enumerate(messages)]

@@ -1,8 +1,8 @@
 """Server-sent events: an answer's pieces -> chunks on the wire.
 
-For each choice: content chunks with finish_reason null, then one empty chunk with the reason; after all choices one usage
-chunk without choices if it was asked for; then [DONE]. An error after the first byte ends the stream with an error event
-and no [DONE]. All that one step of the engine brings leaves in one write.
+For each choice: content chunks with finish_reason null, then one empty chunk with the reason; after all choices one
+usage chunk without choices if it was asked for; then [DONE]. An error after the first byte ends the stream with an
+error event and no [DONE]. All that one step of the engine brings leaves in one write.
 """
 
 from __future__ import annotations
