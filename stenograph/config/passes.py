@@ -123,7 +123,11 @@ class Pass:
                 raise PassError(f"pass {self.name} sets {name}, which is no setting")
             if self.fills and not view.is_default(name):
                 raise PassError(f"pass {self.name} fills {name}, which the user has set")
-            told = value if isinstance(value, Because) else Because(value, self.doc.partition(". ")[0])
+            told = (
+                value
+                if isinstance(value, Because)
+                else Because(value, self.doc.partition(". ")[0] or f"the rule {self.name}")
+            )
             try:
                 declared.check(told.value)
             except ConfigError as error:
@@ -152,5 +156,5 @@ def register_post_process(run: PassFunction | None = None, *, fills: bool = Fals
 def make_pass(function: PassFunction, *, fills: bool = False) -> Pass:
     name = getattr(function, "__name__", "")
     doc = " ".join((function.__doc__ or "").split())
-    assert name and doc, "a pass has a name and a docstring"
+    assert name, "a pass has a name, which is the source of what it sets"
     return Pass(name=name, run=function, fills=fills, doc=doc)

@@ -80,11 +80,11 @@ def read_flags(flags: Mapping[str, Any], *, spelled: Mapping[str, str] | None = 
 
 
 def read_python(values: Mapping[str, Any]) -> dict[str, Asked]:
-    """Options from keyword arguments; they have their types already."""
+    """Options from keyword arguments, which have their types already."""
     for name in values:
         if name not in OPTIONS:
             raise unknown_option(name)
-    return {name: Asked(value=value, source="python") for name, value in values.items()}
+    return {name: Asked(value=OPTIONS[name].check(value), source="python") for name, value in values.items()}
 
 
 def merge(*layers: Layer) -> EngineOptions:

@@ -10,6 +10,8 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stenograph.cli.main import main
 from stenograph.config.options import OPTIONS
@@ -162,6 +164,19 @@ def test_plan_says_what_fits_and_what_would_do(capsys) -> None:
 def test_failures_are_one_line(capsys, arguments: list[str], message: str) -> None:
     status, out, err = run(capsys, *arguments)
     assert status == 2 and message in err and err.count("\n") == 1 and err.startswith("steno: ") and out == ""
+
+
+TEXTS = st.one_of(st.text(max_size=6), st.sampled_from(["auto", "none", "0", "1", "-1", "16", "0.5", "1,2", "on"]))
+FLAGS = st.lists(st.tuples(st.sampled_from([o for o in OPTIONS.values() if o.kind != "bool"]), TEXTS), max_size=5)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(flags=FLAGS, device=st.sampled_from(["h200", "b200", "a100"]))
+def test_whatever_is_typed_there_is_an_answer_or_one_line(capsys, flags, device: str) -> None:
+    words = [word for option, text in flags if option.name not in ("model", "device") for word in (option.flag, text)]
+    status, out, err = run(capsys, "explain", "--model-preset", "qwen3-8b", "--device", device, *words)
+    assert (status, bool(out)) in ((0, True), (2, False)), err
+    assert status == 0 or all(line.startswith("steno: ") for line in err.splitlines())
 
 
 def test_a_wrong_variable_stops_every_command(capsys, monkeypatch) -> None:

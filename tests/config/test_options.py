@@ -9,7 +9,6 @@ import pytest
 from stenograph.config.options import OPTIONS, EngineOptions
 from stenograph.config.sources import gather, merge, read_environment, read_file, read_flags
 from stenograph.errors import ConfigError
-from tests.config.helpers import settle
 
 COUNTS = [n for n, o in OPTIONS.items() if o.kind == "int" and o.low == 1 and not o.choices]
 
