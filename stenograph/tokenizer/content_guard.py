@@ -91,10 +91,13 @@ class ContentGuard:
     def _beginnings(self) -> frozenset[str]:
         return frozenset(text[:length] for text in self._ids for length in range(2, len(text)))
 
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._beginnings), default=0)
+
     def _begun(self, text: str) -> list[int]:
         """Lengths of the ends of `text` that begin a marker: what the template puts after it could complete one."""
-        longest = max(map(len, self._beginnings), default=0)
-        return [n for n in range(2, min(longest, len(text)) + 1) if text[-n:] in self._beginnings]
+        return [n for n in range(2, min(self._longest, len(text)) + 1) if text[-n:] in self._beginnings]
 
     def _with_secret_names(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
         """(the second tokenizer, secret name by marker, id by the second tokenizer's id). Made when first needed."""

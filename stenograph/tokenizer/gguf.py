@@ -34,13 +34,14 @@ O200K = _CASED % {"suffix": _CONTRACTIONS + "?", "digits": r"\p{N}{1,3}"}
 WORD_PATTERNS = {
     "default": GPT2, "gpt-2": GPT2, "phi-2": GPT2, "olmo": GPT2, "mpt": GPT2,
     "smollm": DIGITS, "starcoder": DIGITS, "refact": DIGITS, "command-r": DIGITS,
-    "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "falcon3": LLAMA3, "dbrx": LLAMA3, "smaug-bpe": LLAMA3,
+    "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "falcon3": LLAMA3, "pixtral": LLAMA3,
+    "dbrx": LLAMA3, "smaug-bpe": LLAMA3,
     "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2, "stablelm2": QWEN2, "megrez": QWEN2,
     "tekken": TEKKEN, "gpt-4o": O200K, "llama4": O200K,
 }  # fmt: skip
 # A word that is a token as a whole is taken as such, even where no merges lead to it.
-WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
-ADDS_BOS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}  # where the file doesn't say
+WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
+ADDS_BOS = WHOLE_WORDS_FIRST  # where the file doesn't say
 
 
 def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:

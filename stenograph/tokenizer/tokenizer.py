@@ -88,13 +88,15 @@ class Tokenizer:
         """
         messages = plain_messages(messages)
         variables = {**variables, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        guard = self._guard
-        if guard is None or not guard.is_suspect([messages, variables]):
-            return self._encode(self._template().render(messages, **variables))
-        break_ = new_break()
-        messages = guard.break_markers(messages, break_)
-        variables = guard.break_markers(variables, break_)
-        return guard.encode(_valid(self._template().render(messages, **variables)), break_)
+        guard, template = self._guard, self._template()
+        try:
+            if guard is None or not guard.is_suspect([messages, variables]):
+                return self._encode(template.render(messages, **variables))
+            break_ = new_break()
+            messages, variables = guard.break_markers(messages, break_), guard.break_markers(variables, break_)
+        except RecursionError:
+            raise RequestError("The messages are nested too deeply.", param="messages") from None
+        return guard.encode(_valid(template.render(messages, **variables)), break_)
 
     def render_chat(
         self, messages: Messages, tools: Any = None, add_generation_prompt: bool = True, **variables: Any
