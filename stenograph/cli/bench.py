@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 
+from stenograph.bench.workloads import NAMES
 from stenograph.cli.flags import read_options, with_options
 from stenograph.config.options import OPTIONS
 from stenograph.errors import ConfigError
@@ -50,9 +52,10 @@ def offline(
     ),
 ) -> None:
     options = read_options(flags, config, quiet=True).set_values()
+    names = _names("--workloads", workloads, NAMES)
     from stenograph.bench.offline import run
 
-    run(options, workloads=tuple(name.strip() for name in workloads.split(",") if name.strip()), requests=requests)
+    run(options, workloads=names, requests=requests)
 
 
 @app.command(name="serve", help="Time to the first token, and between tokens, of requests that arrive at a rate.")
@@ -83,6 +86,13 @@ def _spelled(flags: dict[str, Any], config: str | None) -> list[str]:
         else:
             words += [flag, value]
     return words
+
+
+def _names(flag: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(text.replace(",", " ").lower().split())
+    if not names or not set(names) <= set(known):
+        raise ConfigError(f"{flag} is {text!r}; it must be of {', '.join(known)}.")
+    return names
 
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+import stenograph
 
 
 def command() -> None:
-    try:
-        print(f"stenograph {metadata.version('stenograph')}")
-    except metadata.PackageNotFoundError:
-        print("stenograph (not installed, run from its source)")
+    print(f"stenograph {stenograph.__version__}")

@@ -159,6 +159,7 @@ def test_plan_says_what_fits_and_what_would_do(capsys) -> None:
     (["serve", "--port", "99999"], "--port"),
     (["bench", "decode", "--streams", "0"], "--streams"),
     (["bench", "decode", "--page-size", "5"], "--page-size"),
+    (["bench", "offline", "--workloads", "d1,d2"], "d1, d32, p"),
     (["explian"], "explain"),
 ])  # fmt: skip
 def test_failures_are_one_line(capsys, arguments: list[str], message: str) -> None:
