@@ -149,6 +149,7 @@ class AsyncEngineClient:
         self._incoming = self._context.socket(zmq.PULL)
         self._incoming.setsockopt(zmq.RCVHWM, 0)
         self._incoming.bind(from_engine_address(directory))
+        self._descriptor = int(self._incoming.getsockopt(zmq.FD))
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
         self._ids = itertools.count()
@@ -184,7 +185,7 @@ class AsyncEngineClient:
         self._ready = self._loop.create_future()
         self._outputs = OutputProcessor(tokenizer)
         self._heard = time.monotonic()
-        self._loop.add_reader(self._incoming.getsockopt(zmq.FD), self._on_readable)
+        self._loop.add_reader(self._descriptor, self._on_readable)
         self._loop.add_reader(self.process.sentinel, self._on_exit)
         self._on_watch()
         ready = await self._ready
@@ -388,7 +389,7 @@ class AsyncEngineClient:
         if self._loop is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._loop.remove_reader(self.process.sentinel)
-            self._loop.remove_reader(self._incoming.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._descriptor)
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None

@@ -137,9 +137,7 @@ class Answer:
             self.completion_tokens += len(part.token_ids)
             index = prompt_index * self.params.n + part.index
             choice = self._choices.get(index)
-            piece = Piece(
-                index=index, text=part.text, finish_reason=part.finish_reason, stop_reason=part.stop_reason
-            )
+            piece = Piece(index=index, text=part.text, finish_reason=part.finish_reason, stop_reason=part.stop_reason)
             if choice is None:
                 choice = self._choices[index] = _Choice()
                 piece.first = True

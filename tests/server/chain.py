@@ -23,7 +23,8 @@ TEMPLATE = (
     "{% if loop.index0 and m.role == 'user' and messages[loop.index0 - 1].role == 'user' %}"
     "{{ raise_exception('Roles must alternate.') }}{% endif %}"
     "<|{{ m.role }}|>{{ m.content }}"
-    "{% for call in m.tool_calls or [] %}[{{ call.function.name }} {{ call.function.arguments.city }}]{% endfor %}<|end|>"
+    "{% for call in m.tool_calls or [] %}[{{ call.function.name }} {{ call.function.arguments.city }}]{% endfor %}"
+    "<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 

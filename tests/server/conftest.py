@@ -58,7 +58,9 @@ class ServerProcess:
         return self
 
     def engine_pid(self) -> int:
-        out = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True)
+        out = subprocess.run(
+            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True
+        )
         return next(int(line.split()[0]) for line in out.stdout.splitlines() if "spawn_main" in line)
 
     def client(self, **more: Any) -> httpx.Client:
@@ -106,8 +108,8 @@ def chain_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def options(chain_dir: Path) -> dict[str, Any]:
     return {
-        "model": str(chain_dir), "served_model_name": "chain", "port": 0, "device": "cpu", "dtype": "float32", "threads": 1,
-        "page_size": 16, "max_total_tokens": 16384, "max_running_requests": 32, "chunked_prefill_size": 256,
+        "model": str(chain_dir), "served_model_name": "chain", "port": 0, "device": "cpu", "dtype": "float32",
+        "threads": 1, "page_size": 16, "max_total_tokens": 16384, "max_running_requests": 32, "chunked_prefill_size": 256,
         "log_level": "warning",
     }  # fmt: skip
 

@@ -28,7 +28,10 @@ def settings(options: dict[str, Any]) -> Any:
 def main() -> None:
     given = json.loads(sys.argv[1])
     resolved = settings(given["options"])
-    extra: dict[str, Any] = {"limits": Limits(**given.get("limits", {})), "liveness": Liveness(**given.get("liveness", {}))}
+    extra: dict[str, Any] = {
+        "limits": Limits(**given.get("limits", {})),
+        "liveness": Liveness(**given.get("liveness", {})),
+    }
     if given.get("core") == "echo":
         resolved = SimpleNamespace(**resolved.values(), step_seconds=given["step_seconds"], settings=resolved.settings)
         extra["make_core"] = make_echo_core

@@ -60,7 +60,7 @@ NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pena
 def test_numbers_that_are_none(http: httpx.Client, path: str, name: str) -> None:
     for value in (float("nan"), float("inf"), float("-inf"), -2.5, "0.5", True, [1], {}, 10**400):
         check(post(http, path, {name: value}), param=name)
-    raw = '{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "%s": 1e400}' % name
+    raw = '{"prompt": "x", "messages": [{"role": "user", "content": "x"}], "' + name + '": 1e400}'
     check(http.post(path, content=raw, headers={"content-type": "application/json"}), param=name)
 
 
@@ -107,8 +107,8 @@ def test_top_logprobs_beyond_the_limit(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    ["", [""], [], [[]], ["ok", ""], [[1], []], [-1], [VOCAB], [1.5], [True], [2**63], [10**400], [None], [["a"]], ["a", 1], [1, "a"],
-     [["a"], "b"], ["a", [1]], [[1], 2], 5, True, {"a": 1}, None, [{}], ["x"] * 1025, [[[1]]]],
+    ["", [""], [], [[]], ["ok", ""], [[1], []], [-1], [VOCAB], [1.5], [True], [2**63], [10**400], [None], [["a"]],
+     ["a", 1], [1, "a"], [["a"], "b"], ["a", [1]], [[1], 2], 5, True, {"a": 1}, None, [{}], ["x"] * 1025, [[[1]]]],
 )  # fmt: skip
 def test_prompts(http: httpx.Client, prompt: Any) -> None:
     check(post(http, TEXT, {"prompt": prompt}), param="prompt")
@@ -130,7 +130,11 @@ def test_the_last_token_of_the_vocabulary_is_a_prompt(http: httpx.Client) -> Non
 )  # fmt: skip
 def test_messages(http: httpx.Client, messages: Any) -> None:
     check(post(http, CHAT, {"messages": messages}), param="messages")
-    check(http.post("/tokenize", json={"messages": messages}) if messages is not None else post(http, CHAT, {"messages": None}))
+    check(
+        http.post("/tokenize", json={"messages": messages})
+        if messages is not None
+        else post(http, CHAT, {"messages": None})
+    )
 
 
 def test_a_conversation_beyond_the_context_speaks_of_messages(http: httpx.Client) -> None:
@@ -138,7 +142,9 @@ def test_a_conversation_beyond_the_context_speaks_of_messages(http: httpx.Client
     assert error["code"] == "context_length_exceeded" and "5003" in error["message"] and "4096" in error["message"]
 
 
-@pytest.mark.parametrize("tools", [5, [5], [{}], [{"type": "function"}], [{"type": "function", "function": {"name": 3}}]])
+@pytest.mark.parametrize(
+    "tools", [5, [5], [{}], [{"type": "function"}], [{"type": "function", "function": {"name": 3}}]]
+)
 def test_tools(http: httpx.Client, tools: Any) -> None:
     check(post(http, CHAT, {"tools": tools}), param="tools")
 
@@ -152,7 +158,8 @@ def test_completions_fields_that_arent_offered(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b"5", b'"x"', b"{'prompt': 1}", b'{"prompt": "x",}', b'{"prompt": "x"} x', b"\xff\xfe\x00",
+    [b"", b"{", b"[]", b"null", b"5", b'"x"', b"{'prompt': 1}", b'{"prompt": "x",}', b'{"prompt": "x"} x',
+     b"\xff\xfe\x00",
      b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": "\xed\xa0\x80"}', b"\x00" * 100,
      b'{"junk": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", b'{"junk": ' + b"[" * 200_000, b'{"a":' * 200_000,
      b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", b'{"junk": ' + b"9" * 5000 + b"}", b'{"prompt": "x\n"}'],
@@ -192,7 +199,9 @@ def http_client(host: str, port: int) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(host, port, timeout=10)
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "x"])
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "x"]
+)
 def test_other_content_types(http: httpx.Client, kind: str) -> None:
     error = check(http.post(TEXT, content=b'{"prompt": "x"}', headers={"content-type": kind}), 415)
     assert "application/json" in error["message"]
@@ -201,7 +210,9 @@ def test_other_content_types(http: httpx.Client, kind: str) -> None:
         assert sent.status_code == 200
 
 
-@pytest.mark.parametrize("name", ["no-such", "", " chain", "Chain", "../../etc/hostname", "/etc/hostname", "..%2f", "a\u0000b", "x" * 5000])
+@pytest.mark.parametrize(
+    "name", ["no-such", "", " chain", "Chain", "../../etc/hostname", "/etc/hostname", "..%2f", "a\u0000b", "x" * 5000]
+)
 def test_a_model_that_isnt_served(http: httpx.Client, name: str) -> None:
     for path in (TEXT, CHAT):
         error = check(post(http, path, {"model": name}), 404, "model")
@@ -213,9 +224,21 @@ def test_a_model_that_isnt_served(http: httpx.Client, name: str) -> None:
 
 
 def test_routes_and_methods(http: httpx.Client) -> None:
-    for method, path in [("GET", "/nope"), ("POST", "/v1"), ("GET", "/v1/completions/x"), ("GET", "/docs"), ("DELETE", "/%2e%2e/etc")]:
+    for method, path in [
+        ("GET", "/nope"),
+        ("POST", "/v1"),
+        ("GET", "/v1/completions/x"),
+        ("GET", "/docs"),
+        ("DELETE", "/%2e%2e/etc"),
+    ]:
         check(http.request(method, path), 404)
-    for method, path in [("GET", TEXT), ("PUT", CHAT), ("POST", "/health"), ("DELETE", "/v1/models"), ("POST", "/metrics")]:
+    for method, path in [
+        ("GET", TEXT),
+        ("PUT", CHAT),
+        ("POST", "/health"),
+        ("DELETE", "/v1/models"),
+        ("POST", "/metrics"),
+    ]:
         response = http.request(method, path)
         check(response, 405)
         assert response.headers["allow"]
@@ -223,7 +246,12 @@ def test_routes_and_methods(http: httpx.Client) -> None:
 
 def test_bytes_that_are_no_http(server: ServerProcess) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    for data in (b"\x00" * 200, b"GET\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\ncontent-length: -5\r\n\r\n", b"x" * 200_000):
+    for data in (
+        b"\x00" * 200,
+        b"GET\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
+        b"x" * 200_000,
+    ):
         with socket.create_connection((host, int(port)), timeout=5) as raw:
             raw.sendall(data)
             raw.shutdown(socket.SHUT_WR)

@@ -89,7 +89,9 @@ def test_logprobs_have_one_entry_a_token_and_bytes_that_join_to_the_text(http: h
     (choice,) = chat(http, **body)["choices"]
     entries = choice["logprobs"]["content"]
     assert len(entries) == 14 and all(len(entry["top_logprobs"]) == (top or 0) for entry in entries)
-    assert bytes(b for entry in entries for b in entry["bytes"]).decode() == choice["message"]["content"] == chain_text(14)
+    assert (
+        bytes(b for entry in entries for b in entry["bytes"]).decode() == choice["message"]["content"] == chain_text(14)
+    )
     assert entries[0]["token"] == "a" and entries[1]["token"] == "bytes:\\xf0" and entries[0]["logprob"] <= 0
     if top:
         assert entries[0]["top_logprobs"][0] == {key: entries[0][key] for key in ("token", "logprob", "bytes")}
@@ -112,14 +114,19 @@ def test_no_limit_fills_the_context(http: httpx.Client) -> None:
 def test_null_is_absent(http: httpx.Client) -> None:
     fields = (
         "model max_tokens max_completion_tokens n temperature top_p stop seed stream stream_options presence_penalty "
-        "frequency_penalty logit_bias response_format user metadata top_k min_p repetition_penalty min_tokens ignore_eos "
-        "stop_token_ids include_stop_str_in_output skip_special_tokens prompt_logprobs logprobs top_logprobs tools "
-        "tool_choice parallel_tool_calls"
+        "frequency_penalty logit_bias response_format user metadata top_k min_p repetition_penalty min_tokens "
+        "ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens prompt_logprobs logprobs top_logprobs "
+        "tools tool_choice parallel_tool_calls"
     ).split()
     nulls = dict.fromkeys(fields)
-    assert chat(http, **{**nulls, "max_tokens": 3, "temperature": 0})["choices"][0]["message"]["content"] == chain_text(3)
+    assert chat(http, **{**nulls, "max_tokens": 3, "temperature": 0})["choices"][0]["message"]["content"] == chain_text(
+        3
+    )
     for field in fields:
-        chat(http, **{"max_tokens": 2, field: None} if field != "max_tokens" else {"max_completion_tokens": 2, field: None})
+        chat(
+            http,
+            **{"max_tokens": 2, field: None} if field != "max_tokens" else {"max_completion_tokens": 2, field: None},
+        )
 
 
 def test_content_may_be_text_parts(http: httpx.Client) -> None:

@@ -128,18 +128,26 @@ def test_logprobs_are_the_models(http: httpx.Client) -> None:
     for temperature in (0, 0.5, 1):
         found = complete(http, prompt=".", logprobs=3, max_tokens=1, temperature=temperature)["choices"][0]["logprobs"]
         assert found["tokens"] == ["a"] and found["token_logprobs"][0] == pytest.approx(expected, abs=1e-3)
-        assert len(found["top_logprobs"][0]) == 3 and max(found["top_logprobs"][0].values()) == found["token_logprobs"][0]
-    assert complete(http, prompt=".", logprobs=0, max_tokens=1)["choices"][0]["logprobs"]["top_logprobs"][0].keys() == {"a"}
+        assert (
+            len(found["top_logprobs"][0]) == 3 and max(found["top_logprobs"][0].values()) == found["token_logprobs"][0]
+        )
+    assert complete(http, prompt=".", logprobs=0, max_tokens=1)["choices"][0]["logprobs"]["top_logprobs"][0].keys() == {
+        "a"
+    }
 
 
 def test_prompt_logprobs_come_as_a_list_of_their_own(http: httpx.Client) -> None:
     body: dict[str, Any] = {"prompt": "xLM", "prompt_logprobs": 1, "max_tokens": 1}
     (choice,) = complete(http, **body)["choices"]
     first, second, third = choice["prompt_logprobs"]
-    assert first is None and str(ord("L")) in second and third == {"77": {**third["77"], "rank": 1, "decoded_token": "M"}}
+    assert (
+        first is None and str(ord("L")) in second and third == {"77": {**third["77"], "rank": 1, "decoded_token": "M"}}
+    )
     assert choice["text"] == "N"
     chunks = streamed(http, **body)
-    assert [c["choices"][0]["prompt_logprobs"] for c in chunks if "prompt_logprobs" in c["choices"][0]] == [choice["prompt_logprobs"]]
+    assert [c["choices"][0]["prompt_logprobs"] for c in chunks if "prompt_logprobs" in c["choices"][0]] == [
+        choice["prompt_logprobs"]
+    ]
 
 
 def test_max_tokens_zero_is_for_echo_alone(http: httpx.Client) -> None:
@@ -189,7 +197,10 @@ def test_logit_bias_takes_only_ids_of_the_vocabulary(http: httpx.Client) -> None
     assert complete(http, prompt=".", logit_bias={str(VOCAB - 1): -100}, max_tokens=1)["choices"][0]["text"] == "a"
 
 
-@pytest.mark.parametrize("size,count,fits", [(4000, 95, True), (4000, 96, True), (4000, 97, False), (4095, 1, True), (4096, 1, False), (5000, 1, False)])
+@pytest.mark.parametrize(
+    "size,count,fits",
+    [(4000, 95, True), (4000, 96, True), (4000, 97, False), (4095, 1, True), (4096, 1, False), (5000, 1, False)],
+)
 def test_the_context_is_kept_to_the_token(http: httpx.Client, size: int, count: int, fits: bool) -> None:
     response = http.post("/v1/completions", json={"prompt": [65] * size, "max_tokens": count, "temperature": 0})
     if fits:
@@ -209,9 +220,9 @@ def test_usage_arrives_once_if_asked(http: httpx.Client) -> None:
 
 def test_null_is_absent(http: httpx.Client) -> None:
     fields = (
-        "model max_tokens n temperature top_p stop seed stream stream_options presence_penalty frequency_penalty logit_bias "
-        "response_format user metadata top_k min_p repetition_penalty min_tokens ignore_eos stop_token_ids suffix best_of "
-        "include_stop_str_in_output skip_special_tokens prompt_logprobs echo logprobs"
+        "model max_tokens n temperature top_p stop seed stream stream_options presence_penalty frequency_penalty "
+        "logit_bias response_format user metadata top_k min_p repetition_penalty min_tokens ignore_eos stop_token_ids "
+        "suffix best_of include_stop_str_in_output skip_special_tokens prompt_logprobs echo logprobs"
     ).split()
     together = http.post("/v1/completions", json={"prompt": "x", **dict.fromkeys(fields)})
     assert together.status_code == 200 and together.json()["usage"]["completion_tokens"] == 16
@@ -228,7 +239,9 @@ def test_fields_without_a_meaning_here_are_named(http: httpx.Client) -> None:
     response = http.post("/v1/completions", json=body)
     assert response.status_code == 200
     assert response.headers["x-stenograph-ignored-fields"] == "bootstrap_host, dp_rank, ?, ?"
-    assert "x-stenograph-ignored-fields" not in http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).headers
+    assert (
+        "x-stenograph-ignored-fields" not in http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).headers
+    )
 
 
 def test_a_prompt_of_nan_fails_alone(http: httpx.Client) -> None:
@@ -248,11 +261,14 @@ def test_tokens_after_the_tokenizers_last_are_no_text(http: httpx.Client) -> Non
 def test_tokenize_and_detokenize(http: httpx.Client) -> None:
     found = http.post("/tokenize", json={"prompt": "é!", "return_token_strs": True}).json()
     assert found == {
-        "tokens": [0xC3, 0xA9, 33], "count": 3, "max_model_len": CONTEXT, "token_strs": ["bytes:\\xc3", "bytes:\\xa9", "!"],
+        "tokens": [0xC3, 0xA9, 33], "count": 3, "max_model_len": CONTEXT,
+        "token_strs": ["bytes:\\xc3", "bytes:\\xa9", "!"],
     }  # fmt: skip
     assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "é!"}
     assert http.post("/detokenize", json={"tokens": [EOS_ID, 33]}).json() == {"prompt": "<|eos|>!"}
-    assert http.post("/detokenize", json={"tokens": [EOS_ID, 33], "skip_special_tokens": True}).json() == {"prompt": "!"}
+    assert http.post("/detokenize", json={"tokens": [EOS_ID, 33], "skip_special_tokens": True}).json() == {
+        "prompt": "!"
+    }
     assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
     assert http.post("/tokenize", json={"prompt": ""}).json()["tokens"] == []
 

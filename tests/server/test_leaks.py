@@ -53,7 +53,10 @@ def test_a_client_that_leaves_is_aborted(server: ServerProcess, http: httpx.Clie
 def test_streams_closed_right_after_the_request(server: ServerProcess, http: httpx.Client) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     body = b'{"prompt": "x", "max_tokens": 500, "stream": true}'
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        % len(body)
+    )
     for i in range(200):
         with socket.create_connection((host, int(port)), timeout=5) as raw:
             raw.sendall(head + body[: len(body) if i % 4 else 20])
@@ -105,7 +108,9 @@ def test_the_same_request_id_at_once_and_again(server: ServerProcess) -> None:
 def test_request_ids_that_could_forge_a_header(http: httpx.Client) -> None:
     for value in (b"a b", b"x" * 129, b"caf\xe9", b""):
         response = http.get("/v1/models", headers=[(b"x-request-id", value)])
-        assert response.headers["x-request-id"].encode("latin-1") != value and len(response.headers["x-request-id"]) == 32
+        assert (
+            response.headers["x-request-id"].encode("latin-1") != value and len(response.headers["x-request-id"]) == 32
+        )
 
 
 def test_a_request_that_cannot_fit_is_refused_and_the_next_one_runs(start: Callable[..., ServerProcess]) -> None:
@@ -118,7 +123,10 @@ def test_a_request_that_cannot_fit_is_refused_and_the_next_one_runs(start: Calla
                 assert "1025" in refused.json()["error"]["message"]
         assert complete(http, prompt=".", max_tokens=10)["choices"][0]["text"] == chain_text(10)
         unlimited = http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "temperature": 0})
-        assert unlimited.json()["usage"]["total_tokens"] == 1025 and unlimited.json()["choices"][0]["finish_reason"] == "length"
+        assert (
+            unlimited.json()["usage"]["total_tokens"] == 1025
+            and unlimited.json()["choices"][0]["finish_reason"] == "length"
+        )
         check_queue(server)
     server.wait_idle()
 
@@ -185,7 +193,11 @@ def test_metrics_count_what_happened(server: ServerProcess, http: httpx.Client) 
     grown = {name: after[name] - before[name] for name in after if after[name] != before[name]}
     assert grown["stenograph:prompt_tokens_total"] == 11 and grown["stenograph:generation_tokens_total"] == 15
     assert grown["stenograph:request_success_totallength"] == 2 and grown["stenograph:request_success_totalstop"] == 1
-    assert grown["stenograph:time_to_first_token_seconds_count"] == 3 == grown["stenograph:e2e_request_latency_seconds_count"]
+    assert (
+        grown["stenograph:time_to_first_token_seconds_count"]
+        == 3
+        == grown["stenograph:e2e_request_latency_seconds_count"]
+    )
     assert grown["stenograph:inter_token_latency_seconds_count"] == 12
     assert grown["stenograph:time_to_first_token_seconds_bucket+Inf"] == 3
     assert after["stenograph:kv_pages_free"] == after["stenograph:kv_pages_total"] == server.stats()["total_pages"]
@@ -195,5 +207,7 @@ def test_metrics_count_what_happened(server: ServerProcess, http: httpx.Client) 
 def test_server_info_tells_the_settings_and_why(http: httpx.Client) -> None:
     info = http.get("/server_info").json()
     assert info["model"] == "chain" and info["settings"]["page_size"]["value"] == 16
-    assert info["settings"]["page_size"]["source"] == "python" and info["settings"]["chunked_prefill_size"]["value"] == 256
+    assert (
+        info["settings"]["page_size"]["source"] == "python" and info["settings"]["chunked_prefill_size"]["value"] == 256
+    )
     assert info["stats"]["total_pages"] == 1024

@@ -32,7 +32,9 @@ def wait_gone(pids: list[int], seconds: float) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_it_finishes_what_runs_and_refuses_what_comes(start: Callable[..., ServerProcess], number: Any) -> None:
+def test_told_to_stop_it_finishes_what_runs_and_refuses_what_comes(
+    start: Callable[..., ServerProcess], number: Any
+) -> None:
     server = start(settings={"max_running_requests": 5})
 
     async def main() -> None:
@@ -54,7 +56,11 @@ def test_told_to_stop_it_finishes_what_runs_and_refuses_what_comes(start: Callab
                 await asyncio.sleep(0.01)
             assert health.status_code == 503
             late = await client.post(TEXT, json={"prompt": "x"})
-            assert late.status_code == 503 and late.json()["error"]["code"] == "shutting_down" and late.headers["retry-after"]
+            assert (
+                late.status_code == 503
+                and late.json()["error"]["code"] == "shutting_down"
+                and late.headers["retry-after"]
+            )
             assert not all(task.done() for task in asks), "the test has shown nothing"
             await asyncio.gather(*asks)
 
@@ -64,7 +70,10 @@ def test_told_to_stop_it_finishes_what_runs_and_refuses_what_comes(start: Callab
 
 def test_the_drain_is_limited(start: Callable[..., ServerProcess]) -> None:
     server = start(**SLOW, limits={"drain_seconds": 0.5})
-    with server.client() as http, http.stream("POST", TEXT, json={"prompt": "ab", "max_tokens": 4000, "stream": True}) as response:
+    with (
+        server.client() as http,
+        http.stream("POST", TEXT, json={"prompt": "ab", "max_tokens": 4000, "stream": True}) as response,
+    ):
         lines = response.iter_lines()
         next(lines)
         server.signal(signal.SIGTERM)
@@ -103,7 +112,10 @@ def test_told_to_stop_while_loading(start: Callable[..., ServerProcess]) -> None
 def test_when_the_http_process_is_killed_the_engine_leaves(start: Callable[..., ServerProcess]) -> None:
     server = start(**SLOW)
     engine = server.engine_pid()
-    with server.client() as http, http.stream("POST", TEXT, json={"prompt": "ab", "max_tokens": 4000, "stream": True}) as response:
+    with (
+        server.client() as http,
+        http.stream("POST", TEXT, json={"prompt": "ab", "max_tokens": 4000, "stream": True}) as response,
+    ):
         parts = response.iter_bytes()
         next(parts)
         server.signal(signal.SIGKILL)
@@ -141,7 +153,10 @@ def test_when_the_engine_is_killed_everybody_is_told(start: Callable[..., Server
 def test_when_the_engine_freezes_health_says_so_and_nobody_hangs(start: Callable[..., ServerProcess]) -> None:
     server = start(**SLOW, liveness={"silent": 1.5, "dead": 3.0}, limits={"linger_seconds": 0.5})
     engine = server.engine_pid()
-    with server.client() as http, http.stream("POST", TEXT, json={"prompt": "ab", "max_tokens": 4000, "stream": True}) as response:
+    with (
+        server.client() as http,
+        http.stream("POST", TEXT, json={"prompt": "ab", "max_tokens": 4000, "stream": True}) as response,
+    ):
         lines = response.iter_lines()
         next(lines)
         assert http.get("/health").status_code == 200

@@ -26,8 +26,8 @@ def test_models(client: openai.OpenAI) -> None:
 
 def test_chat(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        model="chain", messages=MESSAGES, temperature=0, max_completion_tokens=8, logprobs=True, top_logprobs=2, user="me",
-        metadata={"a": "b"}, seed=1, n=1, stop=["\n"], presence_penalty=0, logit_bias={"90": -1},
+        model="chain", messages=MESSAGES, temperature=0, max_completion_tokens=8, logprobs=True, top_logprobs=2,
+        user="me", metadata={"a": "b"}, seed=1, n=1, stop=["\n"], presence_penalty=0, logit_bias={"90": -1},
         extra_body={"top_k": 5, "min_p": 0.0, "repetition_penalty": 1.0},
     )  # fmt: skip
     assert answer.choices[0].message.content == chain_text(8) and answer.choices[0].finish_reason == "length"
@@ -38,7 +38,12 @@ def test_chat(client: openai.OpenAI) -> None:
 
 def test_chat_stream(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
-        model="chain", messages=MESSAGES, temperature=0, max_tokens=30, stream=True, stream_options={"include_usage": True}
+        model="chain",
+        messages=MESSAGES,
+        temperature=0,
+        max_tokens=30,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = list(stream)
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == chain_text(30)
@@ -55,7 +60,9 @@ def test_chat_stream_helper(client: openai.OpenAI) -> None:
 
 
 def test_completions(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="chain", prompt=[".", "a"], temperature=0, max_tokens=9, n=1, echo=True, logprobs=1)
+    answer = client.completions.create(
+        model="chain", prompt=[".", "a"], temperature=0, max_tokens=9, n=1, echo=True, logprobs=1
+    )
     assert [c.text for c in answer.choices] == ["." + chain_text(9), "a" + chain_text(9, after="a")]
     assert answer.choices[0].logprobs and len(answer.choices[0].logprobs.tokens or []) == 10
     stream = client.completions.create(model="chain", prompt=".", temperature=0, max_tokens=9, stream=True)
