@@ -8,6 +8,7 @@ the default still counts as set.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
@@ -94,6 +95,7 @@ class Option:
             if isinstance(value, bool):
                 return value
         elif kind == "str":
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
             if isinstance(value, str) and value and (not self.choices or value in self.choices):
                 return value
         elif kind == "int":

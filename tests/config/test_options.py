@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,10 @@ def test_a_value_equal_to_the_default_counts_as_set() -> None:
     options = EngineOptions(page_size=None, tp_size=1)
     assert options.is_set("tp_size") and not options.is_set("page_size")
     assert options.tp_size == 1 and options.port == 8000 and not options.is_set("port")
+
+
+def test_paths_are_texts_too() -> None:
+    assert EngineOptions.from_python(model=Path("a") / "b").model == str(Path("a") / "b")
 
 
 def test_options_survive_pickling() -> None:
