@@ -114,7 +114,9 @@ def _byte_to_char() -> dict[int, str]:
     return table
 
 
-def save_tiny(directory: Path, architecture: str = "llama", *, seed: int = 0, shard: str | None = None, **changes: Any) -> Any:
+def save_tiny(
+    directory: Path, architecture: str = "llama", *, seed: int = 0, shard: str | None = None, **changes: Any
+) -> Any:
     """Saves a tiny model with its tokenizer; returns the transformers model."""
     config = config_of(architecture, **changes)
     model = reference_model(config, seed=seed)

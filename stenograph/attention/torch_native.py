@@ -9,6 +9,8 @@ G KV heads, R query heads for each of them, D head_dim.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +34,7 @@ class TorchNativeBackend:
 
 def is_run(pages: list[int]) -> bool:
     """Whether the pages are consecutive, so that a row's keys are a plain slice of the cache."""
-    return pages[-1] - pages[0] == len(pages) - 1 and all(b - a == 1 for a, b in zip(pages, pages[1:], strict=False))
+    return pages[-1] - pages[0] == len(pages) - 1 and all(b - a == 1 for a, b in pairwise(pages))
 
 
 class TorchNativePlan:
@@ -60,8 +62,13 @@ class TorchNativePlan:
         self.decode_pages = torch.tensor(padded, dtype=torch.int64).flatten().to(self.device)
         self.decode_longest = width * page_size
         self.decode_lens_B = torch.tensor(lens, dtype=torch.int64).to(self.device)
-        # What another request left in the rest of a row's last page may be NaN, and 0 * NaN isn't 0: cleared once gathered.
-        rest = [row * self.decode_longest + lane for row, n in enumerate(lens) for lane in range(n, -(-n // page_size) * page_size)]
+        # What another request left in the rest of a row's last page may be NaN, and 0 * NaN isn't 0: cleared once
+        # gathered.
+        rest = [
+            row * self.decode_longest + lane
+            for row, n in enumerate(lens)
+            for lane in range(n, -(-n // page_size) * page_size)
+        ]
         self.decode_rest = torch.tensor(rest, dtype=torch.int64).to(self.device) if rest else None
 
     def _slice(self, row: int) -> slice:

@@ -42,7 +42,9 @@ def load_model(source: ModelSource, model: Any, *, rank: int = 0, world_size: in
             if not model.load_weight(name, value) and not IGNORED.fullmatch(name):
                 unexpected.append(original)
         except ValueError as error:
-            raise ModelLoadError(f"{original} {error}.", remedy="config.json and the weights don't belong together.") from error
+            raise ModelLoadError(
+                f"{original} {error}.", remedy="config.json and the weights don't belong together."
+            ) from error
     missing = model.missing_weights()
     if missing:
         raise ModelLoadError(f"The checkpoint lacks {_some(missing)}.", remedy="Fetch it again, or check config.json.")

@@ -22,7 +22,14 @@ def tiny(tmp_path_factory: Any) -> tuple[Path, Any]:
 
 
 def engine(directory: Path, **options: Any) -> LLM:
-    base = {"dtype": "float32", "device": "cpu", "threads": 1, "max_total_tokens": 4096, "page_size": 16, "progress": False}
+    base = {
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 1,
+        "max_total_tokens": 4096,
+        "page_size": 16,
+        "progress": False,
+    }
     return LLM(str(directory), **{**base, **options})
 
 
@@ -118,7 +125,9 @@ def test_last_chunk_lengths_around_page_and_chunk_edges(tiny: tuple[Path, Any]) 
 def test_many_requests_that_end_in_their_first_step_leak_nothing(tiny: tuple[Path, Any]) -> None:
     llm = engine(tiny[0], max_total_tokens=1024)
     requests = [
-        EngineRequest(request_id=str(i), prompt_token_ids=[i % VOCAB] * (1 + i % 40), sampling=greedy(1 if i % 2 else 9))
+        EngineRequest(
+            request_id=str(i), prompt_token_ids=[i % VOCAB] * (1 + i % 40), sampling=greedy(1 if i % 2 else 9)
+        )
         for i in range(300)
     ]
     drive(llm, requests)
@@ -152,7 +161,9 @@ def test_a_request_that_can_never_fit_is_refused_and_the_next_one_runs(tiny: tup
     assert len(ids_of(llm, [1, 2, 3], greedy(4))) == 4
 
 
-@pytest.mark.parametrize("prompt,count,fits", [(500, 12, True), (500, 13, False), (511, 1, True), (512, 1, False), (900, 1, False)])
+@pytest.mark.parametrize(
+    "prompt,count,fits", [(500, 12, True), (500, 13, False), (511, 1, True), (512, 1, False), (900, 1, False)]
+)
 def test_the_context_length_is_kept_to_the_token(llm: LLM, prompt: int, count: int, fits: bool) -> None:
     if fits:
         answer = llm.generate([[1] * prompt], greedy(count))[0].outputs[0]
@@ -191,7 +202,9 @@ def test_stop_strings_across_tokens_cut_before_the_match(llm: LLM) -> None:
     assert text == "a" * 9
     cut = llm.generate("x", greedy(9, logit_bias=forced, stop=("aaaa",)))[0].outputs[0]
     assert (cut.text, cut.finish_reason, cut.stop_reason) == ("", "stop", "aaaa")
-    kept = llm.generate("x", greedy(9, logit_bias=forced, stop=("aaaa",), include_stop_str_in_output=True))[0].outputs[0]
+    kept = llm.generate("x", greedy(9, logit_bias=forced, stop=("aaaa",), include_stop_str_in_output=True))[0].outputs[
+        0
+    ]
     assert kept.text == "aaaa" and len(kept.token_ids) == 4
     late = llm.generate("x", greedy(9, logit_bias=forced, stop=("aa",), min_tokens=5))[0].outputs[0]
     assert late.finish_reason == "stop" and len(late.token_ids) == 6
@@ -277,7 +290,9 @@ def test_nan_in_one_request_fails_it_alone(tmp_path: Path) -> None:
     assert llm.core.stats().free_pages == llm.core.stats().total_pages
 
 
-def test_a_failing_step_ends_its_requests_with_an_error_and_the_engine_lives(tiny: tuple[Path, Any], monkeypatch: Any) -> None:
+def test_a_failing_step_ends_its_requests_with_an_error_and_the_engine_lives(
+    tiny: tuple[Path, Any], monkeypatch: Any
+) -> None:
     llm = engine(tiny[0])
     real = llm.core.executor.execute
     monkeypatch.setattr(llm.core.executor, "execute", lambda step: (_ for _ in ()).throw(RuntimeError("boom")))
