@@ -109,7 +109,8 @@ def chain_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(chain_dir: Path) -> dict[str, Any]:
     return {
         "model": str(chain_dir), "served_model_name": "chain", "port": 0, "device": "cpu", "dtype": "float32",
-        "threads": 1, "page_size": 16, "max_total_tokens": 16384, "max_running_requests": 32, "chunked_prefill_size": 256,
+        "threads": 1, "page_size": 16,
+        "max_total_tokens": 16384, "max_running_requests": 32, "chunked_prefill_size": 256,
         "log_level": "warning",
     }  # fmt: skip
 

@@ -115,8 +115,8 @@ def test_null_is_absent(http: httpx.Client) -> None:
     fields = (
         "model max_tokens max_completion_tokens n temperature top_p stop seed stream stream_options presence_penalty "
         "frequency_penalty logit_bias response_format user metadata top_k min_p repetition_penalty min_tokens "
-        "ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens prompt_logprobs logprobs top_logprobs "
-        "tools tool_choice parallel_tool_calls"
+        "ignore_eos stop_token_ids include_stop_str_in_output skip_special_tokens prompt_logprobs logprobs "
+        "top_logprobs tools tool_choice parallel_tool_calls"
     ).split()
     nulls = dict.fromkeys(fields)
     assert chat(http, **{**nulls, "max_tokens": 3, "temperature": 0})["choices"][0]["message"]["content"] == chain_text(
