@@ -35,8 +35,6 @@ from stenograph.errors import EngineDeadError, RequestError, StenographError
 from stenograph.sampling.params import SamplingParams
 from stenograph.tokenizer.tokenizer import Tokenizer
 
-LONG_TEXT = 16_384  # characters from which a text is tokenised in a thread, so that the event loop goes on
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Liveness:
@@ -216,13 +214,6 @@ class AsyncEngineClient:
         return None
 
     # -- requests
-
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt; long ones in a thread. Raises `RequestError`."""
-        assert self.inputs is not None
-        if len(text) < LONG_TEXT:
-            return self.inputs.encode(text)
-        return await asyncio.to_thread(self.inputs.encode, text)
 
     def build(self, prompt: Sequence[int], params: SamplingParams) -> list[EngineRequest]:
         """Checks one prompt; nothing runs yet. Raises `RequestError`."""

@@ -40,8 +40,7 @@ class TokenTexts:
             text = raw.decode()
         except UnicodeDecodeError:  # part of a character
             text = "bytes:" + "".join(f"\\x{b:02x}" for b in raw)
-        special = self.tokenizer.decode([token]) == "" != self.tokenizer.decode([token], skip_special_tokens=False)
-        return text, None if special else list(raw)
+        return text, None if token in self.tokenizer.special_ids else list(raw)
 
 
 @dataclass(slots=True)

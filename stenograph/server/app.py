@@ -39,6 +39,7 @@ from stenograph.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 Body = TypeVar("Body", bound=BaseModel)
+LONG_TEXT = 16_384  # characters (or ids) from which prompts are tokenised in a thread, so that the event loop goes on
 
 
 class Api:
@@ -137,18 +138,21 @@ class Api:
     ) -> list[int]:
         tokenizer = self.need_tokenizer("messages")
         plain = protocol.plain_messages(messages)
-        size = sum(len(m["content"]) for m in plain)
+        size = sum(100 + len(m["content"]) for m in plain)
 
         def render() -> list[int]:
             return tokenizer.apply_chat_template(plain, tools=tools, add_generation_prompt=generation_prompt)
 
-        return render() if size < 16_384 else await asyncio.to_thread(render)
+        return render() if size < LONG_TEXT else await asyncio.to_thread(render)
 
-    async def prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return await self.client.encode(prompt)
-        assert self.client.inputs is not None
-        return self.client.inputs.encode(prompt)
+    async def prompt_ids(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        inputs = self.client.inputs
+        assert inputs is not None
+
+        def encode() -> list[list[int]]:
+            return [inputs.encode(prompt) for prompt in prompts]
+
+        return encode() if sum(map(len, prompts)) < LONG_TEXT else await asyncio.to_thread(encode)
 
     # -- answers
 
@@ -255,7 +259,7 @@ def _ignored_header(fields: list[str]) -> dict[str, str]:
 
 
 def build_app(api: Api) -> FastAPI:
-    app = FastAPI(title="Stenograph", version=metadata_version(), docs_url=None, redoc_url=None)
+    app = FastAPI(title="Stenograph", version=metadata_version(), docs_url=None, redoc_url=None, redirect_slashes=False)
     install_error_handlers(app)
     app.add_middleware(_RequestIds)
     routes = _Routes(app)
@@ -280,7 +284,7 @@ def build_app(api: Api) -> FastAPI:
         params = body.sampling_params()
         prompts = protocol.prompts_of(body.prompt, limit=api.limits.max_prompts)
         api.check_queue(len(prompts) * params.n)
-        ids = [await api.prompt_ids(prompt) for prompt in prompts]
+        ids = await api.prompt_ids(prompts)
         echo = None
         if body.echo:
             tokenizer = api.need_tokenizer("echo")

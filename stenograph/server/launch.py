@@ -151,6 +151,9 @@ async def _run(
             access_log=False,
             server_header=False,
             lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            timeout_keep_alive=75,
             timeout_graceful_shutdown=10,
             h11_max_incomplete_event_size=64 * 1024,
         )
