@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,10 +112,10 @@ def _read(top: Mapping[str, Any]) -> ModelFacts:
         config = inner
 
     def need(key: str) -> int:
-        value = config.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise ModelLoadError(f"config.json: {key} is {value!r}, not a positive integer.")
-        return value
+        return int(_number(config, key, whole=True))
+
+    def maybe(key: str) -> float | None:
+        return None if config.get(key) is None else _number(config, key)
 
     architectures = config.get("architectures") or top.get("architectures")
     if not isinstance(architectures, (list, tuple)) or not architectures:
@@ -123,40 +124,40 @@ def _read(top: Mapping[str, Any]) -> ModelFacts:
     model_type = str(config.get("model_type", ""))
     hidden, heads, layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
     gemma3 = model_type.startswith("gemma3")
-    kv_heads = config.get("num_key_value_heads") or heads
+    kv_heads = int(_number(config, "num_key_value_heads", heads, whole=True))
     if heads % kv_heads:
         raise ModelLoadError(f"config.json: {heads} attention heads are no multiple of {kv_heads} key-value heads.")
     mla = None
     if config.get("kv_lora_rank"):
         mla = MLAFacts(
-            kv_lora_rank=config["kv_lora_rank"],
-            q_lora_rank=config.get("q_lora_rank"),
-            nope_head_dim=config["qk_nope_head_dim"],
-            rope_head_dim=config["qk_rope_head_dim"],
-            v_head_dim=config["v_head_dim"],
+            kv_lora_rank=need("kv_lora_rank"),
+            q_lora_rank=need("q_lora_rank") if config.get("q_lora_rank") else None,
+            nope_head_dim=need("qk_nope_head_dim"),
+            rope_head_dim=need("qk_rope_head_dim"),
+            v_head_dim=need("v_head_dim"),
         )
-    head_dim = config.get("head_dim") or (mla.nope_head_dim + mla.rope_head_dim if mla else hidden // heads)
+    usual = mla.nope_head_dim + mla.rope_head_dim if mla else hidden // heads
+    head_dim = int(_number(config, "head_dim", usual, whole=True))
     moe = None
-    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts")
+    experts = next((k for k in ("num_experts", "n_routed_experts", "num_local_experts") if config.get(k)), None)
     if experts:
+        width = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
         moe = MoEFacts(
-            num_experts=experts,
-            experts_per_token=config.get("num_experts_per_tok") or 1,
-            intermediate_size=config.get("moe_intermediate_size") or config["intermediate_size"],
-            shared_experts=config.get("n_shared_experts") or 0,
-            first_dense_layers=config.get("first_k_dense_replace") or 0,
+            num_experts=need(experts),
+            experts_per_token=int(_number(config, "num_experts_per_tok", 1, whole=True)),
+            intermediate_size=need(width),
+            shared_experts=need("n_shared_experts") if config.get("n_shared_experts") else 0,
+            first_dense_layers=need("first_k_dense_replace") if config.get("first_k_dense_replace") else 0,
         )
-    rope, local_rope = _read_rope(config, gemma3=gemma3)
     context = need("max_position_embeddings")
+    rope, local_rope = _read_rope(config, context, gemma3=gemma3)
     if rope.original_context and rope.type in ("linear", "dynamic", "yarn") and rope.raw.get("_extends"):
         context = max(context, int(rope.original_context * rope.factor))
     window, windowed = _read_window(config, layers, model_type)
-    eos = config.get("eos_token_id")
-    eos_ids = tuple(eos) if isinstance(eos, (list, tuple)) else (() if eos is None else (int(eos),))
     attention_bias = bool(config.get("attention_bias", False))
     qwen2 = model_type in ("qwen2", "qwen2_moe")
     tied = config.get("tie_word_embeddings")
-    scalar = config.get("query_pre_attn_scalar")
+    scalar = maybe("query_pre_attn_scalar")
     quant = config.get("quantization_config") or {}
     return ModelFacts(
         architecture=architecture,
@@ -170,7 +171,7 @@ def _read(top: Mapping[str, Any]) -> ModelFacts:
         vocab_size=need("vocab_size"),
         context_length=context,
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
         rope=rope,
         local_rope=local_rope,
         sliding_window=window,
@@ -181,10 +182,10 @@ def _read(top: Mapping[str, Any]) -> ModelFacts:
         qk_norm=model_type.startswith(("qwen3", "gemma3")),
         tie_embeddings=gemma3 if tied is None else bool(tied),
         activation=str(config.get("hidden_activation") or config.get("hidden_act") or "silu"),
-        attention_scale=float(scalar) ** -0.5 if scalar else None,
-        attn_softcap=config.get("attn_logit_softcapping"),
-        logit_softcap=config.get("final_logit_softcapping"),
-        eos_token_ids=eos_ids,
+        attention_scale=scalar**-0.5 if scalar else None,
+        attn_softcap=maybe("attn_logit_softcapping"),
+        logit_softcap=maybe("final_logit_softcapping"),
+        eos_token_ids=token_ids(config.get("eos_token_id"), "config.json: eos_token_id"),
         bos_token_id=config.get("bos_token_id"),
         mla=mla,
         moe=moe,
@@ -193,48 +194,80 @@ def _read(top: Mapping[str, Any]) -> ModelFacts:
     )
 
 
-def _read_rope(config: Mapping[str, Any], *, gemma3: bool) -> tuple[RopeFacts, RopeFacts | None]:
+def token_ids(value: Any, where: str) -> tuple[int, ...]:
+    """Of one id, a list of ids or null. Raises `ModelLoadError` for anything else."""
+    ids = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise ModelLoadError(f"{where} is {value!r}, neither a token id nor a list of them.")
+    return tuple(ids)
+
+
+def _number(fields: Mapping[str, Any], key: str, default: float | None = None, *, whole: bool = False) -> float:
+    """A field above zero; absent or null it is `default`. Raises `ModelLoadError` naming the field."""
+    value = fields.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, int if whole else int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return value
+    raise ModelLoadError(f"config.json: {key} is {value!r}, not a positive {'integer' if whole else 'number'}.")
+
+
+def _read_rope(config: Mapping[str, Any], context: int, *, gemma3: bool) -> tuple[RopeFacts, RopeFacts | None]:
     """Both spellings: rope_scaling + rope_theta (older files) and rope_parameters (transformers 5), also per layer
     type."""
     params = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(config.get("rope_theta") or (1_000_000.0 if gemma3 else 10000.0))
-    partial = float(config.get("partial_rotary_factor") or 1.0)
-    context = int(config.get("max_position_embeddings") or 0)
+    if not isinstance(params, Mapping):
+        raise ModelLoadError(f"config.json: the RoPE parameters are {params!r}, no JSON object.")
+    theta = _number(config, "rope_theta", 1_000_000.0 if gemma3 else 10000.0)
+    local_theta = _number(config, "rope_local_base_freq", 10000.0)
+    partial = _number(config, "partial_rotary_factor", 1.0)
 
-    def one(p: Mapping[str, Any], base: float) -> RopeFacts:
+    def one(p: Any, base: float) -> RopeFacts:
+        if not isinstance(p, Mapping):
+            raise ModelLoadError(f"config.json: the RoPE parameters hold {p!r} where a JSON object belongs.")
         kind = str(p.get("rope_type") or p.get("type") or "default")
-        original = p.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+        key = "original_max_position_embeddings"
+        given = p if p.get(key) is not None else config
+        share = _number(p, "partial_rotary_factor", partial)
+        if share > 1:
+            raise ModelLoadError(f"config.json: partial_rotary_factor is {share}, more than all of a head.")
+        # Linear scaling without the original length: by convention config.json then holds the unscaled one, but for
+        # Gemma 3, whose files hold the scaled one.
+        unscaled = kind == "linear" and not gemma3 and given.get(key) is None
         return RopeFacts(
-            theta=float(p.get("rope_theta") or base),
+            theta=_number(p, "rope_theta", base),
             type=kind,
-            factor=float(p.get("factor") or 1.0),
-            original_context=int(original or context) if kind != "default" else None,
-            partial=float(p.get("partial_rotary_factor") or partial),
-            raw={**p, "_extends": bool(p.get("original_max_position_embeddings"))},
+            factor=_number(p, "factor", 1.0),
+            original_context=int(_number(given, key, context, whole=True)) if kind != "default" else None,
+            partial=share,
+            raw={**p, "_extends": p.get(key) is not None or unscaled},
         )
 
     if "full_attention" in params:
-        local = params.get("sliding_attention")
-        local_base = float(config.get("rope_local_base_freq") or 10000.0)
-        return one(params["full_attention"] or {}, theta), one(local or {}, local_base)
-    local_rope = RopeFacts(theta=float(config.get("rope_local_base_freq") or 10000.0)) if gemma3 else None
-    return one(params, theta), local_rope
+        return one(params["full_attention"] or {}, theta), one(params.get("sliding_attention") or {}, local_theta)
+    return one(params, theta), RopeFacts(theta=local_theta) if gemma3 else None
 
 
 def _read_window(config: Mapping[str, Any], layers: int, model_type: str) -> tuple[int | None, tuple[bool, ...]]:
     window = config.get("sliding_window")
     types = config.get("layer_types")
-    if not window or config.get("use_sliding_window") is False:
+    by_switch = model_type.startswith("qwen")  # whose windows are off unless switched on
+    if not window or not config.get("use_sliding_window", not by_switch):
         return None, (False,) * layers
-    if isinstance(types, (list, tuple)) and len(types) == layers:
+    size = int(_number(config, "sliding_window", whole=True))
+    if types is not None:
+        if not isinstance(types, (list, tuple)) or len(types) != layers:
+            raise ModelLoadError(f"config.json: layer_types is no list of {layers} kinds, one a layer.")
         windowed = tuple(t == "sliding_attention" for t in types)
     elif model_type.startswith("gemma3"):
-        pattern = int(config.get("sliding_window_pattern") or 6)
+        pattern = int(_number(config, "sliding_window_pattern", 6, whole=True))
         windowed = tuple((i + 1) % pattern != 0 for i in range(layers))
-    elif "max_window_layers" in config:  # Qwen: the upper layers are windowed
-        if not config.get("use_sliding_window"):
-            return None, (False,) * layers
-        windowed = tuple(i >= int(config["max_window_layers"]) for i in range(layers))
+    elif by_switch:  # the upper layers are windowed
+        first = config.get("max_window_layers")
+        first = 28 if first is None else first  # as transformers has it where config.json is silent
+        if not isinstance(first, int):
+            raise ModelLoadError(f"config.json: max_window_layers is {first!r}, not an integer.")
+        windowed = tuple(i >= first for i in range(layers))
     else:
         windowed = (True,) * layers
-    return (int(window) if any(windowed) else None), windowed
+    return (size if any(windowed) else None), windowed

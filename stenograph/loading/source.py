@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stenograph.config.facts import ModelFacts
+from stenograph.config.facts import ModelFacts, token_ids
 from stenograph.errors import ModelLoadError
 
 DEMO_MODEL = "smollm2-135m"
+KNOWN_NAMES = f"Name a directory, a .gguf file, a Hugging Face id such as Qwen/Qwen3-0.6B, or {DEMO_MODEL}."
 FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -99,13 +100,16 @@ def find_path(name: str) -> Path:
         from stenograph.loading.demo import demo_model_path
 
         return demo_model_path()
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
+    try:
+        path = Path(name).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # too long, not permitted, nobody's home, a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise ModelLoadError(f"The model {name[:80]!r} cannot be opened: {reason}.", remedy=KNOWN_NAMES) from None
     looks_like_path = name.startswith(("/", "./", "../", "~")) or name.count("/") != 1 or name.endswith(".gguf")
     if looks_like_path:
-        known = f"Name a directory, a .gguf file, a Hugging Face id such as Qwen/Qwen3-0.6B, or {DEMO_MODEL}."
-        raise ModelLoadError(f"The model {name!r} does not exist.", remedy=known)
+        raise ModelLoadError(f"The model {name!r} does not exist.", remedy=KNOWN_NAMES)
     from stenograph.loading.hub import fetch
 
     return fetch(name)
@@ -140,8 +144,8 @@ def _from_config(name: str, path: Path, config: dict[str, Any], load_format: str
             remedy="Take a bfloat16 checkpoint or a GGUF file.",
         )
     generation = read_json(path / "generation_config.json") if (path / "generation_config.json").is_file() else {}
-    eos = {*facts.eos_token_ids, *_ids(generation.get("eos_token_id")), *_tokenizer_eos(path)}
-    eos = {i for i in eos if 0 <= i < facts.vocab_size}
+    generated = token_ids(generation.get("eos_token_id"), "generation_config.json: eos_token_id")
+    eos = {i for i in (*facts.eos_token_ids, *generated, *_tokenizer_eos(path)) if 0 <= i < facts.vocab_size}
     return ModelSource(
         name=name,
         path=path,
@@ -188,13 +192,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _ids(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    return [int(v) for v in values]
-
-
 def _tokenizer_eos(path: Path) -> list[int]:
     """The end token that the tokenizer's files name, if they do."""
+    try:
+        return _named_end(path)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(
+            "tokenizer_config.json or tokenizer.json holds no list of tokens where one belongs.",
+            remedy="Fetch the files again.",
+        ) from error
+
+
+def _named_end(path: Path) -> list[int]:
     if not (path / "tokenizer_config.json").is_file():
         return []
     settings = read_json(path / "tokenizer_config.json")
