@@ -58,7 +58,8 @@ class TorchNativePlan:
         page_size = self.cache.page_size
         tables, lens = self.layout.page_tables[: self.num_decode], self.layout.kv_lens[: self.num_decode]
         width = -(-max(lens) // page_size)
-        padded = [(table[:width] + [PADDING_PAGE] * (width - len(table))) for table in tables]
+        needed = [-(-n // page_size) for n in lens]  # a table may hold pages for tokens yet to come: not to be read
+        padded = [table[:n] + [PADDING_PAGE] * (width - n) for table, n in zip(tables, needed, strict=True)]
         self.decode_pages = torch.tensor(padded, dtype=torch.int64).flatten().to(self.device)
         self.decode_longest = width * page_size
         self.decode_lens_B = torch.tensor(lens, dtype=torch.int64).to(self.device)

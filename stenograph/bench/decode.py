@@ -11,11 +11,12 @@ import torch
 from stenograph.bench.report import report
 from stenograph.bench.roofline import copy_bandwidth, step_bytes
 from stenograph.bench.workloads import Workload, uniform
+from stenograph.config.options import EngineOptions
 from stenograph.engine.llm import LLM
 
 
 def run(
-    options: dict[str, Any],
+    options: EngineOptions,
     *,
     streams: Sequence[int] = (1, 8, 16, 32),
     input_len: int = 32,
@@ -24,7 +25,7 @@ def run(
     compare: bool = False,
 ) -> dict[str, Any]:
     """Output tokens a second, prefill included, best of `repeats`; MBU against the copy bandwidth measured here."""
-    llm = LLM(**options)
+    llm = LLM.from_options(options)
     device = llm.resolved.device
     bandwidth = copy_bandwidth(device)
     vocab = llm.core.facts.vocab_size

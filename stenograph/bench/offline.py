@@ -8,14 +8,15 @@ from typing import Any
 from stenograph.bench.decode import time_generate
 from stenograph.bench.report import report
 from stenograph.bench.workloads import named, uniform
+from stenograph.config.options import EngineOptions
 from stenograph.engine.llm import LLM
 
 
 def run(
-    options: dict[str, Any], *, workloads: Sequence[str] = ("d1", "d32", "p"), requests: int | None = None
+    options: EngineOptions, *, workloads: Sequence[str] = ("d1", "d32", "p"), requests: int | None = None
 ) -> dict[str, Any]:
     """D1, D32, P, W1, W1T by name; `requests` replaces each one's number."""
-    llm = LLM(**options)
+    llm = LLM.from_options(options)
     vocab = llm.core.facts.vocab_size
     time_generate(llm, uniform("warm-up", requests=2, input_len=64, output_len=8, vocab_size=vocab))
     rows = []

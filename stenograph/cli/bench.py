@@ -27,7 +27,7 @@ def decode(
     repeats: int = typer.Option(3, "--repeats", min=1, help="Runs of each; the best one counts."),
     compare: bool = typer.Option(False, "--compare", help="Run transformers' generate beside it."),
 ) -> None:
-    options = read_options(flags, config, quiet=True).set_values()
+    options = read_options(flags, config, quiet=True)
     from stenograph.bench.decode import run
 
     run(
@@ -51,7 +51,7 @@ def offline(
         None, "--requests", min=1, help="Requests of each, in place of its own number."
     ),
 ) -> None:
-    options = read_options(flags, config, quiet=True).set_values()
+    options = read_options(flags, config, quiet=True)
     names = _names("--workloads", workloads, NAMES)
     from stenograph.bench.offline import run
 

@@ -44,7 +44,7 @@ def command(
     texts = prompts or [_standard_input()]
     from stenograph.engine.llm import LLM
 
-    llm = LLM(**options.set_values())
+    llm = LLM.from_options(options)
     try:
         for text in texts:
             parts = llm.stream_chat([{"role": "user", "content": text}], params) if chat else llm.stream(text, params)

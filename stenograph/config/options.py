@@ -217,6 +217,9 @@ class EngineOptions:
         None, group="model", low=1, help="Longest prompt plus answer, in tokens.", auto="the model's"
     )
     trust_remote_code: bool = option(False, group="model", help="Allow tokenizer code that comes with the model.")
+    special_tokens_in_content: bool = option(
+        False, group="model", help="Let control-token text inside messages become control tokens: for trusted callers."
+    )
     random_seed: int = option(
         0, group="model", low=0, high=2**63 - 1, help="Seed of requests without one, and of dummy weights."
     )

@@ -39,9 +39,7 @@ class EngineCore:
             self.allocator,
             page_size=resolved.page_size,
             max_running=resolved.max_running_requests,
-            chunked_prefill_size=resolved.chunked_prefill_size
-            if resolved.chunked_prefill_size > 0
-            else resolved.context_length,
+            chunked_prefill_size=resolved.step_prefill_tokens,
         )
         self.context_length: int = resolved.context_length
         self.max_request_tokens = min(self.context_length, self.scheduler.max_tokens_of_one_request())
@@ -125,10 +123,13 @@ class EngineCore:
         except EngineDeadError:
             raise
         except Exception as error:
-            if "CUDA" in str(error):  # the device's state can't be trusted any more
+            reason = f"The step failed: {type(error).__name__}."
+            if type(error).__name__ == "OutOfMemoryError":
+                reason = "The device ran out of memory. Lower --mem-fraction-static or --chunked-prefill-size."
+            elif "CUDA" in str(error):  # the device's state can't be trusted any more
                 raise EngineDeadError(f"The device failed: {error}") from error
             log.exception("A step failed; its requests end with an error")
-            return [self._fail(row.request, f"The step failed: {type(error).__name__}.") for row in batch.rows]
+            return [self._fail(row.request, reason) for row in batch.rows]
         self.scheduler.commit(batch)
         return self._outputs_of(batch, result)
 

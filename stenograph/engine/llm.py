@@ -8,6 +8,7 @@ from typing import Any
 
 from stenograph.config.options import EngineOptions
 from stenograph.config.resolve import Resolved
+from stenograph.config.sources import gather
 from stenograph.engine.core import EngineCore
 from stenograph.engine.processors import InputProcessor, OutputProcessor, merge
 from stenograph.engine.startup import prepare
@@ -25,12 +26,23 @@ class LLM:
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
 
     Keyword arguments are the options of `docs/settings.md`; an unknown one raises `ConfigError` with the nearest name.
+    As everywhere, STENOGRAPH_* variables and a settings file go before them.
     """
 
     def __init__(self, model: str | None = None, *, progress: bool = True, **options: Any) -> None:
         if model is not None:
             options["model"] = model
-        ready = prepare(EngineOptions.from_python(**options))
+        self._start(gather({}, python=options), progress)
+
+    @classmethod
+    def from_options(cls, options: EngineOptions, *, progress: bool = True) -> LLM:
+        """From options that have been gathered already."""
+        llm = cls.__new__(cls)
+        llm._start(options, progress)
+        return llm
+
+    def _start(self, options: EngineOptions, progress: bool) -> None:
+        ready = prepare(options)
         self.resolved: Resolved = ready.resolved
         self.tokenizer = ready.tokenizer
         self.core = EngineCore(ready.resolved, ready.source, progress=progress)

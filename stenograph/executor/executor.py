@@ -19,11 +19,13 @@ from stenograph.executor.step import Step, StepResult, StepRow
 from stenograph.layers.linear import Build
 from stenograph.loading.loader import load_model
 from stenograph.loading.source import ModelSource
+from stenograph.memory.arithmetic import wanted_pages
 from stenograph.memory.budget import available_host_bytes, human_bytes, pages_that_fit
 from stenograph.memory.kv_cache import KVCache
 from stenograph.models.base import dtype_of
 from stenograph.models.registry import build_model
-from stenograph.sampling.sampler import SamplingBatch, logprobs_of, sample
+from stenograph.sampling.params import SamplingParams
+from stenograph.sampling.sampler import SamplingBatch, SamplingRow, logprobs_of, sample
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +59,17 @@ class Executor:
     def _make_cache(self) -> KVCache:
         resolved = self.resolved
         page_bytes = self._cache_of(2).num_bytes // 2
-        wanted = -(-resolved.max_running_requests * resolved.context_length // self.page_size) + 1
-        if resolved.max_total_tokens is not None:
-            wanted = min(wanted, -(-resolved.max_total_tokens // self.page_size) + 1)
+        wanted = wanted_pages(
+            page_size=self.page_size,
+            max_running_requests=resolved.max_running_requests,
+            context_length=resolved.context_length,
+            max_total_tokens=resolved.max_total_tokens,
+        )
         if self.device.type == "cpu":
             budget = int(available_host_bytes() * resolved.mem_fraction_static) // self.tp.size
         else:
             budget = self._measured_device_budget()
-        pages = pages_that_fit(budget, page_bytes=page_bytes, wanted_pages=max(2, wanted), what=str(self.device))
+        pages = pages_that_fit(budget, page_bytes=page_bytes, wanted_pages=wanted, what=str(self.device))
         if self.tp.size > 1:  # all ranks agree on the smallest
             smallest = torch.tensor([pages], device=self.device)
             torch.distributed.all_reduce(smallest, op=torch.distributed.ReduceOp.MIN, group=self.tp.group)
@@ -87,18 +92,21 @@ class Executor:
 
     def _measured_device_budget(self) -> int:
         """Bytes for the KV cache on a GPU: the fraction of its memory, less what is in use, less the measured peak of
-        one forward pass over the largest prefill chunk with logits for a full batch."""
-        chunk = min(self.resolved.chunked_prefill_size, self.resolved.context_length)
-        pages = -(-chunk // self.page_size) + 1
+        the largest prefill step and of sampling for a full batch in the way that needs the most memory."""
+        tokens = self.resolved.step_prefill_tokens
+        pages = -(-tokens // self.page_size) + 1
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         cache = self._cache_of(pages)
-        row = StepRow(token_ids=[0] * chunk, start=0, pages=list(range(1, pages)), sampling=None)
+        row = StepRow(token_ids=[0] * tokens, start=0, pages=list(range(1, pages)), sampling=None)
         hidden_TE = self._forward(TorchNativeBackend(cache), Step(rows=[row], num_decode=0))
-        self.model.logits(hidden_TE[: self.resolved.max_running_requests]).softmax(-1)
+        rows = self.resolved.max_running_requests
+        flat = SamplingParams(temperature=100.0, top_p=0.999, logprobs=1)  # nearly all tokens are kept: a whole sort
+        hidden_NE = hidden_TE[-1:].expand(rows, -1).contiguous()
+        sample(self.model.logits(hidden_NE), SamplingBatch.build([SamplingRow(params=flat, seed=0, position=0)] * rows))
         torch.cuda.synchronize(self.device)
         peak = torch.cuda.max_memory_allocated(self.device) - before
-        del cache, hidden_TE
+        del cache, hidden_TE, hidden_NE
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
         return int(total * self.resolved.mem_fraction_static) - (total - free) - peak

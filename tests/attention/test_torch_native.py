@@ -47,7 +47,7 @@ def test_against_float64(
     torch.manual_seed(rng.randrange(2**31))
     dim, pages_of, cursor = 32, [], 1
     for _, keys in rows:
-        count = -(-keys // page_size)
+        count = -(-keys // page_size) + rng.choice([0, 0, 2])  # some tables hold pages for tokens yet to come
         pages_of.append(list(range(cursor, cursor + count)))
         cursor += count
     if not runs:

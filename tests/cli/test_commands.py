@@ -87,7 +87,7 @@ def test_bench_hands_options_and_workload_on(capsys, monkeypatch) -> None:
     run(capsys, "bench", "offline", "--workloads", "d1, p", "--requests", "3")
     run(capsys, "bench", "serve", "--tp-size", "1", "--no-prefix-cache", "--rate", "2.5", "--config", "/dev/null")
     decode, offline, serve = calls
-    assert decode[1] == {"page_size": 16} and decode[2]["streams"] == (1, 4)
+    assert decode[1].set_values() == {"page_size": 16} and decode[2]["streams"] == (1, 4)
     assert decode[2]["output_len"] == 8 and decode[2]["compare"] is True
-    assert offline[1] == {} and offline[2] == {"workloads": ("d1", "p"), "requests": 3}
+    assert offline[1].set_values() == {} and offline[2] == {"workloads": ("d1", "p"), "requests": 3}
     assert serve[1] == ["--config", "/dev/null", "--tp-size", "1", "--no-prefix-cache"] and serve[2]["rate"] == 2.5

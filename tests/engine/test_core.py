@@ -46,6 +46,14 @@ def ids_of(llm: LLM, prompt: list[int], params: SamplingParams) -> list[int]:
     return llm.generate([prompt], params)[0].outputs[0].token_ids
 
 
+def poison(llm: LLM) -> None:
+    """NaN in every page but the padding page: nothing may read what it hasn't written."""
+    cache = llm.core.executor.cache
+    with torch.inference_mode():
+        for tensor in (*cache.keys, *cache.values):
+            tensor[cache.page_size :] = torch.nan
+
+
 def drive(llm: LLM, requests: list[EngineRequest], *, abort: Any = None) -> dict[str, list[EngineOutput]]:
     """Feeds requests at random moments; `abort(step)` names ids to abort. Returns each request's outputs."""
     core, waiting = llm.core, list(requests)
@@ -66,6 +74,7 @@ def drive(llm: LLM, requests: list[EngineRequest], *, abort: Any = None) -> dict
 def test_500_requests_a_tenth_aborted_every_answer_as_if_alone(tiny: tuple[Path, Any]) -> None:
     """Small pools, so that requests are preempted too; greedy and seeded requests with penalties side by side."""
     llm = engine(tiny[0], max_total_tokens=280, page_size=4, max_running_requests=16, chunked_prefill_size=32)
+    poison(llm)
     rng = random.Random(3)
     requests = []
     for i in range(500):
@@ -115,6 +124,7 @@ def test_last_chunk_lengths_around_page_and_chunk_edges(tiny: tuple[Path, Any]) 
     rng = random.Random(4)
     for chunk in (16, 32, 48):
         llm = engine(tiny[0], chunked_prefill_size=chunk, max_running_requests=32)
+        poison(llm)
         prompts = [[rng.randrange(VOCAB) for _ in range(chunk * j + d)] for j in (1, 2, 3) for d in (-1, 0, 1)]
         together = [o.outputs[0].token_ids for o in llm.generate(prompts + prompts + prompts[:2], greedy(4))]
         expected = [greedy_reference(tiny[1], p, 4) for p in prompts]
