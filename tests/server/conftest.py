@@ -59,7 +59,7 @@ class ServerProcess:
 
     def engine_pid(self) -> int:
         out = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True
+            ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True
         )
         return next(int(line.split()[0]) for line in out.stdout.splitlines() if "spawn_main" in line)
 
