@@ -7,11 +7,13 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import math
 import mmap
 import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,24 @@ GEMMA_LAYER_NAMES = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+DENSE = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+"""Types that are no blocks -> torch's names."""
 END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "<|end|>", "</s>")
 """Control tokens that end a turn whatever the metadata's single end id says."""
 CONTROL = 3  # tokenizer.ggml.token_type
+KINDS: dict[str, type] = {
+    "general.architecture": str,
+    "general.alignment": int,
+    "split.count": int,
+    "tokenizer.chat_template": str,
+    "tokenizer.ggml.model": str,
+    "tokenizer.ggml.pre": str,
+    "tokenizer.ggml.tokens": list,
+    "tokenizer.ggml.token_type": list,
+    "tokenizer.ggml.scores": list,
+    "tokenizer.ggml.merges": list,
+}
+"""What is read as it is must be of its kind; so must "*_token_id", an integer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +90,7 @@ class GGUFFile:
         self._at = 0
         try:
             self.metadata, self.tensors = self._read_header()
-        except (struct.error, UnicodeDecodeError, MemoryError, OverflowError, IndexError) as error:
+        except (struct.error, MemoryError, OverflowError, IndexError, RecursionError) as error:
             raise self._damaged("its header cannot be read") from error
 
     def _damaged(self, why: str) -> ModelLoadError:
@@ -92,6 +109,7 @@ class GGUFFile:
         if num_tensors > 1_000_000 or num_values > 1_000_000:
             raise self._damaged("it claims more than a million tensors or values")
         metadata = {self._string(): self._value(self._scalar("I")) for _ in range(num_values)}
+        self._check_kinds(metadata)
         found = []
         for _ in range(num_tensors):
             name, dimensions = self._string(), self._scalar("I")
@@ -99,12 +117,25 @@ class GGUFFile:
                 raise self._damaged(f"{name} has {dimensions} dimensions")
             shape = tuple(reversed([self._scalar("Q") for _ in range(dimensions)]))
             found.append((name, shape, self._scalar("I"), self._scalar("Q")))
-        alignment = int(metadata.get("general.alignment", 32)) or 32
+        alignment = metadata.get("general.alignment", 32)
         start = -(-self._at // alignment) * alignment
         tensors = {}
         for name, shape, kind, offset in found:
             tensors[name] = self._tensor_info(name, shape, kind, start + offset)
         return metadata, tensors
+
+    def _check_kinds(self, metadata: dict[str, Any]) -> None:
+        for key, value in metadata.items():
+            kind = int if key.endswith("_token_id") else KINDS.get(key)
+            if kind is not None and not isinstance(value, kind):
+                raise self._damaged(f"{key} is of the wrong kind")
+        if metadata.get("general.alignment", 32) <= 0:
+            raise self._damaged("its alignment is no positive number")
+        if metadata.get("split.count", 1) > 1:
+            raise ModelLoadError(
+                f"{self.path.name} is one of {metadata['split.count']} parts of a model.",
+                remedy="Merge them first: llama-gguf-split --merge FIRST_PART WHOLE.gguf",
+            )
 
     def _tensor_info(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> TensorInfo:
         import gguf
@@ -115,6 +146,11 @@ class GGUFFile:
             raise ModelLoadError(
                 f"{self.path.name}: {name} has the unknown type {kind}.", remedy="A newer gguf package may know it."
             ) from None
+        if qtype.name not in DENSE and not _can_dequantise(qtype):
+            raise ModelLoadError(
+                f"{self.path.name}: {name} is of the type {qtype.name}, which the gguf package does not dequantise.",
+                remedy="Take a file of another quantisation.",
+            )
         block, block_bytes = gguf.GGML_QUANT_SIZES[qtype]
         count = 1
         for extent in shape:
@@ -157,6 +193,20 @@ class GGUFFile:
 
     # -- the model's configuration
 
+    def _number(self, key: str, default: float | None = None) -> Any:
+        """A value above zero of the architecture's own, "llama.block_count" for "block_count"."""
+        key = f"{self.metadata['general.architecture']}.{key}"
+        found = self.metadata.get(key, default)
+        if found is None:
+            raise ModelLoadError(f"{self.path.name} lacks the value {key}.")
+        if isinstance(found, list) and found:
+            if any(other != found[0] for other in found):
+                raise ModelLoadError(f"{self.path.name}: {key} differs from layer to layer, which is not supported.")
+            found = found[0]
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+            raise self._damaged(f"{key} is {found!r}")
+        return found
+
     def config(self) -> dict[str, Any]:
         """In the Hugging Face layout. Raises `ModelLoadError` for an unknown architecture or a missing value."""
         kind = str(self.metadata.get("general.architecture", ""))
@@ -165,22 +215,13 @@ class GGUFFile:
                 f"The GGUF architecture {kind!r} is not supported.", remedy=f"Supported: {', '.join(ARCHITECTURES)}."
             )
 
-        def value(key: str, default: Any = None) -> Any:
-            found = self.metadata.get(f"{kind}.{key}", default)
-            if found is None:
-                raise ModelLoadError(f"{self.path.name} lacks the value {kind}.{key}.")
-            if isinstance(found, list):
-                if len(set(found)) != 1:
-                    raise ModelLoadError(
-                        f"{self.path.name}: {kind}.{key} differs from layer to layer, which is not supported."
-                    )
-                found = found[0]
-            return found
-
+        value = self._number
         heads, hidden = value("attention.head_count"), value("embedding_length")
         head_dim = value("attention.key_length", hidden // heads)
         if "token_embd.weight" not in self.tensors:
             raise ModelLoadError(f"{self.path.name} holds no token_embd.weight.")
+        if value("block_count") > len(self.tensors):
+            raise self._damaged(f"it has {len(self.tensors)} tensors for {value('block_count')} layers")
         architecture, model_type = ARCHITECTURES[kind]
         config: dict[str, Any] = {
             "architectures": [architecture],
@@ -203,7 +244,7 @@ class GGUFFile:
             "bos_token_id": self.metadata.get("tokenizer.ggml.bos_token_id"),
             "torch_dtype": "bfloat16",
         }
-        scaling = self._rope_scaling(kind)
+        scaling = self._rope_scaling(kind, int(value("rope.dimension_count", head_dim)))
         if scaling:
             config["rope_scaling"] = scaling
         window = self.metadata.get(f"{kind}.attention.sliding_window")
@@ -213,22 +254,31 @@ class GGUFFile:
             config["hidden_activation"] = "gelu_pytorch_tanh"
             config["rope_theta"] = value("rope.freq_base", 1_000_000.0)
             config["final_logit_softcapping"] = self.metadata.get(f"{kind}.final_logit_softcapping")
-            config["sliding_window_pattern"] = value("attention.sliding_window_pattern", 6)
+            config["rope_local_base_freq"] = value("rope.freq_base_swa", 10_000.0)
+            pattern = self.metadata.get(f"{kind}.attention.sliding_window_pattern", 6)
+            if isinstance(pattern, list):  # one flag a layer
+                config["layer_types"] = ["sliding_attention" if flag else "full_attention" for flag in pattern]
+            else:
+                config["sliding_window_pattern"] = pattern
         if window:
             config["sliding_window"] = window
         return config
 
-    def _rope_scaling(self, kind: str) -> dict[str, Any]:
+    def _rope_scaling(self, kind: str, rotated: int) -> dict[str, Any]:
         scaling: dict[str, Any] = {}
         method = self.metadata.get(f"{kind}.rope.scaling.type")
         if method and method != "none":
             scaling["rope_type"] = method
-            scaling["factor"] = self.metadata.get(f"{kind}.rope.scaling.factor", 1.0)
+            factor = scaling["factor"] = self._number("rope.scaling.factor", 1.0)
             original = self.metadata.get(f"{kind}.rope.scaling.original_context_length")
+            if original is None and method == "linear":  # the context in these files is the stretched one
+                original = max(1, int(self._number("context_length") / factor))
             if original:
                 scaling["original_max_position_embeddings"] = original
         if "rope_freqs.weight" in self.tensors:  # Llama 3's scaling, as a divisor for each frequency
             factors = self.tensor("rope_freqs.weight")
+            if self.tensors["rope_freqs.weight"].shape != (rotated // 2,):
+                raise self._damaged("rope_freqs.weight is of the wrong size")
             scaling = {"rope_type": "default", "freq_factors": factors.tolist()}
         return scaling
 
@@ -252,12 +302,11 @@ class GGUFFile:
         from stenograph.layers.quantized import QuantizedTensor
 
         info = self.tensors[name]
-        dense = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
         if info.num_bytes == 0:
             raise self._damaged(f"{name} is empty")
         raw = torch.frombuffer(self._map, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
-        if info.qtype in dense:
-            return raw.view(dense[info.qtype]).view(info.shape)
+        if info.qtype in DENSE:
+            return raw.view(getattr(torch, DENSE[info.qtype])).view(info.shape)
         cols = info.shape[-1]
         rows = 1
         for extent in info.shape[:-1]:
@@ -274,8 +323,10 @@ class GGUFFile:
             value = self.tensor(name)
             if kind == "llama" and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", name):
                 key = "head_count" if ".attn_q." in name else "head_count_kv"
-                heads = self.metadata.get(f"llama.attention.{key}", self.metadata["llama.attention.head_count"])
-                value = _pair_halves(value, heads if isinstance(heads, int) else heads[0])
+                heads = self._number(f"attention.{key}", self._number("attention.head_count"))
+                if value.shape[0] % (2 * heads):
+                    raise self._damaged(f"{name} has {value.shape[0]} rows for {heads} heads")
+                value = _pair_halves(value, heads)
             elif kind == "gemma3" and name.endswith("norm.weight"):
                 value = value - 1  # the file holds 1 + weight, Hugging Face's layout the weight
             yield self._hf_name(kind, name), value
@@ -288,6 +339,18 @@ class GGUFFile:
             return f"model.layers.{layer[1]}.{names.get(layer[2], layer[2])}.{layer[3]}"
         stem, _, leaf = name.rpartition(".")
         return f"{TOP_NAMES.get(stem, stem)}.{leaf}"
+
+
+@cache
+def _can_dequantise(qtype: Any) -> bool:
+    import gguf
+    import numpy as np
+
+    try:
+        gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[qtype][1]), dtype=np.uint8), qtype)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _pair_halves(value: Any, heads: int) -> Any:

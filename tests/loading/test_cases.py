@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
+import torch
 
 from stenograph.config.facts import ModelFacts
 from stenograph.errors import ModelLoadError
 from stenograph.loading.source import open_model
-from tests.tiny import config_of, save_tokenizer
+from tests.loading.test_gguf import names_of, write_gguf
+from tests.loading.test_gguf import ours as load_gguf
+from tests.tiny import config_of, reference_model, save_tokenizer
+from tests.whole_pass import logits_of
+
+IDS = [(i * 13) % 320 for i in range(30)]
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A configuration without weights: opened with dummy ones."""
-    config_of("llama").save_pretrained(tmp_path)
+    config_of("llama", architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     return tmp_path
 
 
 def facts_of(directory: Path, **changes: Any) -> ModelFacts:
     config = json.loads((directory / "config.json").read_text())
-    config.setdefault("architectures", ["LlamaForCausalLM"])
-    config |= changes
-    (directory / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    config = {k: v for k, v in (config | changes).items() if v is not None}
+    (directory / "config.json").write_text(json.dumps(config))
     return open_model(str(directory), load_format="dummy").facts
 
 
@@ -120,3 +128,174 @@ def test_a_damaged_list_of_added_tokens_is_told(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text('{"eos_token": "<|eos|>", "added_tokens_decoder": [1]}')
     with pytest.raises(ModelLoadError, match="tokenizer_config.json or tokenizer.json"):
         open_model(str(directory), load_format="dummy")
+
+
+def write(directory: Path, extra: Any = None, architecture: str = "llama", **changes: Any) -> Any:
+    """Writes tiny.gguf; returns the model it was made from."""
+    model = reference_model(config_of(architecture, **changes))
+    write_gguf(directory / "tiny.gguf", model, architecture, extra=extra)
+    return model
+
+
+def same_logits(path: Path, reference: Any, ids: list[int]) -> None:
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits_of(load_gguf(path), ids), expected, atol=1e-4, rtol=0)
+
+
+def put(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Whatever the key had before."""
+    writer.kv_data[0].pop(key, None)
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+
+
+class TestUnusualGGUF:
+    @pytest.mark.parametrize(
+        "key,value",
+        [
+            ("llama.embedding_length", "x"),
+            ("llama.embedding_length", True),
+            ("llama.attention.head_count", -1),
+            ("llama.attention.head_count_kv", "x"),
+            ("llama.attention.head_count_kv", [1, 2]),
+            ("llama.attention.key_length", float("nan")),
+            ("llama.rope.freq_base", "x"),
+            ("llama.rope.scaling.factor", "x"),
+            ("tokenizer.ggml.eos_token_id", "x"),
+            ("tokenizer.ggml.bos_token_id", 1.5),
+            ("tokenizer.ggml.model", 3),
+            ("tokenizer.ggml.tokens", "x"),
+        ],
+    )
+    def test_values_of_the_wrong_kind_are_named(self, tmp_path: Path, key: str, value: Any) -> None:
+        def change(writer: gguf.GGUFWriter) -> None:
+            writer.add_string("llama.rope.scaling.type", "linear")
+            put(writer, key, value)
+
+        write(tmp_path, change)
+        with pytest.raises(ModelLoadError, match=rf"tiny.gguf.*{key}"):
+            open_model(str(tmp_path))
+
+    def test_more_layers_than_tensors(self, tmp_path: Path) -> None:
+        write(tmp_path, lambda writer: put(writer, "llama.block_count", 10**9))
+        with pytest.raises(ModelLoadError, match=r"\d+ tensors for 1000000000 layers"):
+            open_model(str(tmp_path))
+
+    def test_heads_that_do_not_divide_the_rows(self, tmp_path: Path) -> None:
+        write(tmp_path, lambda writer: put(writer, "llama.attention.head_count", 6))
+        with pytest.raises(ModelLoadError, match="attn_q.weight has 64 rows for 6 heads"):
+            load_gguf(tmp_path)
+
+    def test_arrays_within_arrays_without_end(self, tmp_path: Path) -> None:
+        nested = struct.pack("<IQ", 9, 1) * 50_000
+        key = b"deep"
+        header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<I", 9)
+        (tmp_path / "deep.gguf").write_bytes(header + nested)
+        with pytest.raises(ModelLoadError, match="deep.gguf is damaged"):
+            open_model(str(tmp_path))
+
+    def test_a_part_of_a_model_says_how_to_merge(self, tmp_path: Path) -> None:
+        write(tmp_path, lambda writer: writer.add_uint16("split.count", 3))
+        with pytest.raises(ModelLoadError, match=r"one of 3 parts.*--merge"):
+            open_model(str(tmp_path))
+
+    def test_a_type_that_cannot_be_dequantised_is_named(self, tmp_path: Path) -> None:
+        def add(writer: gguf.GGUFWriter) -> None:
+            raw = np.zeros((1, 292), dtype=np.uint8)
+            writer.add_tensor("blk.0.extra.weight", raw, raw_dtype=gguf.GGMLQuantizationType.Q8_K)
+
+        write(tmp_path, add)
+        with pytest.raises(ModelLoadError, match="blk.0.extra.weight is of the type Q8_K"):
+            open_model(str(tmp_path))
+
+    def test_windows_given_layer_by_layer(self, tmp_path: Path) -> None:
+        kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+        flags = [kind == "sliding_attention" for kind in kinds]
+
+        def change(writer: gguf.GGUFWriter) -> None:
+            put(writer, "gemma3.attention.sliding_window_pattern", flags)
+
+        reference = write(tmp_path, change, "gemma3", layer_types=kinds, query_pre_attn_scalar=32)
+        same_logits(tmp_path, reference, IDS)
+
+    def test_linear_scaling_keeps_the_files_context(self, tmp_path: Path) -> None:
+        def change(writer: gguf.GGUFWriter) -> None:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(4.0)
+
+        scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+        reference = write(tmp_path, change, rope_parameters=scaling)
+        assert open_model(str(tmp_path)).facts.context_length == 512
+        same_logits(tmp_path, reference, IDS * 4)
+
+    def test_yarn_keeps_the_files_context(self, tmp_path: Path) -> None:
+        def change(writer: gguf.GGUFWriter) -> None:
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(4.0)
+            writer.add_rope_scaling_orig_ctx_len(128)
+
+        scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0}
+        reference = write(tmp_path, change, "qwen2", rope_parameters=scaling)
+        assert open_model(str(tmp_path)).facts.context_length == 512
+        same_logits(tmp_path, reference, IDS * 5)
+
+
+def blocks(qtype: gguf.GGMLQuantizationType, rows: int, columns: int, seed: int) -> np.ndarray[Any, Any]:
+    """Random weights in a K-quant: uint8 [rows, bytes]; every byte is a value, but for the half-precision scales."""
+    size = gguf.GGML_QUANT_SIZES[qtype][1]
+    raw = np.random.default_rng(seed).integers(0, 256, (rows * columns // 256, size), dtype=np.uint8)
+    scale, low = np.array([6e-5], dtype="<f2").view(np.uint8), np.array([4e-4], dtype="<f2").view(np.uint8)
+    if qtype.name == "Q6_K":
+        raw[:, -2:] = scale
+    else:
+        raw[:, :2], raw[:, 2:4] = scale, low
+    return raw.reshape(rows, -1)
+
+
+def test_a_mixture_of_k_quants_equals_the_dequantised_model(tmp_path: Path) -> None:
+    """q and k of one type, v of another, norms in float32, the head of a third."""
+    q4, q6 = gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q6_K
+    kinds = {"q_proj": q4, "k_proj": q4, "v_proj": q6, "lm_head": q6, "down_proj": q6}
+    model = reference_model(config_of("llama", hidden_size=256, intermediate_size=256, head_dim=64))
+    raw: dict[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]] = {}
+    with torch.no_grad():
+        for seed, (name, value) in enumerate(model.named_parameters()):
+            kind = kinds.get(name.split(".")[-2])
+            if kind is not None:
+                data = blocks(kind, *value.shape, seed=seed)
+                raw[name] = data, kind
+                value.copy_(torch.from_numpy(gguf.dequantize(data, kind).reshape(value.shape)))
+    write_gguf(tmp_path / "plain.gguf", model, "llama")
+    replace_tensors(tmp_path / "plain.gguf", tmp_path / "mixed.gguf", raw, head_dim=64)
+    same_logits(tmp_path / "mixed.gguf", model, IDS)
+
+
+def replace_tensors(source: Path, target: Path, raw: dict[str, Any], *, head_dim: int) -> None:
+    """A copy of a file with some tensors as blocks (by their names in the Hugging Face layout)."""
+    table = names_of("llama")
+    blocks_by_name = {}
+    for name, found in raw.items():
+        stem = name.rpartition(".")[0]
+        layer = stem.split(".", 3)
+        target_name = f"blk.{layer[2]}.{table[layer[3]]}" if stem.startswith("model.layers.") else table[stem]
+        blocks_by_name[f"{target_name}.weight"] = found
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(str(target), "llama")
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            writer.add_key_value(key, field.contents(), field.types[0])
+    for tensor in reader.tensors:
+        if tensor.name not in blocks_by_name:
+            writer.add_tensor(tensor.name, tensor.data)
+            continue
+        data, kind = blocks_by_name[tensor.name]
+        if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):  # in pairs, as these files have it
+            data = data.reshape(-1, 2, head_dim // 2, data.shape[1]).swapaxes(1, 2).reshape(data.shape)
+        writer.add_tensor(tensor.name, np.ascontiguousarray(data), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
