@@ -203,8 +203,6 @@ class Api:
                 return StreamedAnswer(stream, chunks, first, headers=headers, on_end=end)
             whole = await _collect(stream, answer)
             return json_response(_whole_body(head, answer, whole), headers=headers)
-        except ClientGone:
-            return Response(status_code=499)  # nobody reads it
         finally:
             if not handed_over:
                 stream.close()

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from stenograph.errors import EngineDeadError, RequestError, StenographError
@@ -80,5 +81,10 @@ def install_error_handlers(app: FastAPI) -> None:
     async def handle(_: Request, error: Exception) -> Response:
         return error_response(error)
 
+    async def hang_up(_: Request, __: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
     for kind in (StenographError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
+    for kind in (ClientGone, ClientDisconnect):
+        app.add_exception_handler(kind, hang_up)

@@ -121,6 +121,7 @@ def server(options: dict[str, Any]) -> Iterator[ServerProcess]:
     server = ServerProcess(options=options).wait_ready()
     yield server
     server.close()
+    assert server.process.returncode == 0 and "Traceback" not in server.output, server.output
 
 
 @pytest.fixture
