@@ -7,21 +7,34 @@ from pathlib import Path
 from stenograph.errors import ModelLoadError
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.tiktoken"]
+UNUSED = ["original/*", "consolidated*", "*/*.safetensors"]
+"""The same weights in other layouts, for which no bytes are spent."""
 CONNECT_SECONDS = 5
+ELSEWHERE = "Connect to the internet, or name a local directory, a .gguf file or smollm2-135m."
 
 
 def fetch(repo_id: str) -> Path:
     """The local directory of a repository. Raises `ModelLoadError` where it is neither cached nor to be had."""
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
     except ModuleNotFoundError as error:
         raise ModelLoadError(
             f"The model {repo_id!r} is no local directory, and huggingface_hub is not installed.",
             remedy="Install it: pip install huggingface_hub",
         ) from error
+
+    def get(*, offline: bool) -> Path:
+        found = snapshot_download(repo_id, allow_patterns=PATTERNS, ignore_patterns=UNUSED, local_files_only=offline)
+        return Path(found)
+
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=PATTERNS, local_files_only=not _hub_answers()))
+        return get(offline=not _hub_answers())
     except GatedRepoError as error:
         raise ModelLoadError(
             f"The repository {repo_id} needs a licence to be accepted.",
@@ -31,12 +44,24 @@ def fetch(repo_id: str) -> Path:
         raise ModelLoadError(f"There is no repository {repo_id} on the hub.", remedy="Check the spelling.") from error
     except HFValidationError as error:
         raise ModelLoadError(f"{repo_id!r} is neither a path that exists nor a valid repository id.") from error
-    except Exception as error:
+    except LocalEntryNotFoundError as error:
         raise ModelLoadError(
-            f"The model {repo_id} is not in the local cache, and the Hugging Face hub cannot be reached "
-            f"({type(error).__name__}).",
-            remedy="Connect to the internet, or name a local directory, a .gguf file or smollm2-135m.",
+            f"The model {repo_id} is not in the local cache, and the Hugging Face hub cannot be reached.",
+            remedy=ELSEWHERE,
         ) from error
+    except Exception as error:  # whatever the connection, the hub or the disk may do
+        try:
+            return get(offline=True)
+        except LocalEntryNotFoundError:
+            raise ModelLoadError(
+                f"The model {repo_id} is not in the local cache, and fetching it failed: {_first_line(error)}.",
+                remedy=ELSEWHERE,
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' + text[0].rstrip('.') if text else ''}"
 
 
 def _hub_answers() -> bool:

@@ -399,9 +399,10 @@ def _add_missing(backend: Backend, settings: Mapping[str, Any], named: Mapping[s
     """tokenizer_config.json may tell of added tokens that tokenizer.json lacks, and which tokens are special."""
     from tokenizers import AddedToken
 
-    entries = settings.get("added_tokens_decoder")
+    given = settings.get("added_tokens_decoder")
+    entries = {int(k): e for k, e in (given if isinstance(given, Mapping) else {}).items() if k.isdecimal()}
     known = backend.get_added_tokens_decoder()
-    for index, entry in sorted((int(k), e) for k, e in (entries if isinstance(entries, Mapping) else {}).items()):
+    for index, entry in sorted(entries.items()):
         text = _text_of_token(entry)
         if text and index not in known and backend.token_to_id(text) in (None, index):
             flags = {key: bool(entry.get(key)) for key in ("lstrip", "rstrip", "single_word", "normalized", "special")}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -15,9 +17,10 @@ import torch
 from stenograph.config.facts import ModelFacts
 from stenograph.errors import ModelLoadError
 from stenograph.loading.source import open_model
+from stenograph.tokenizer.tokenizer import load_tokenizer
 from tests.loading.test_gguf import names_of, write_gguf
 from tests.loading.test_gguf import ours as load_gguf
-from tests.tiny import config_of, reference_model, save_tokenizer
+from tests.tiny import config_of, reference_model, save_tiny, save_tokenizer
 from tests.whole_pass import logits_of
 
 IDS = [(i * 13) % 320 for i in range(30)]
@@ -114,6 +117,13 @@ class TestLengths:
         facts = facts_of(directory, model_type="qwen2", layer_types=None, **changes)
         assert facts.windowed_layers == windowed
         assert facts.sliding_window == (8 if any(windowed) else None)
+
+
+def test_an_added_token_without_an_id_is_passed_over(directory: Path) -> None:
+    (directory / "tokenizer_config.json").write_text('{"added_tokens_decoder": {"one": {"content": "<|new|>"}}}')
+    resolved: Any = SimpleNamespace(tokenizer=None, chat_template=None)
+    tokenizer = load_tokenizer(open_model(str(directory), load_format="dummy"), resolved)
+    assert tokenizer is not None and tokenizer.encode("a") == [97]
 
 
 class TestNames:
@@ -299,3 +309,53 @@ def replace_tensors(source: Path, target: Path, raw: dict[str, Any], *, head_dim
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+class TestHub:
+    """Nothing here reaches the network: the hub is offline, or stands behind a proxy that does not answer."""
+
+    @pytest.fixture
+    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A cache that holds some-org/tiny."""
+        from huggingface_hub import constants
+
+        cache = tmp_path / "hub"
+        snapshot = cache / "models--some-org--tiny" / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        (snapshot.parents[1] / "refs").mkdir()
+        (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+        save_tiny(snapshot)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        return cache
+
+    @pytest.fixture(params=["offline", "dead proxy"])
+    def no_network(self, request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        from huggingface_hub import close_session, constants
+
+        if request.param == "offline":
+            monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        else:
+            for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+                monkeypatch.setenv(name, "http://127.0.0.1:9")
+            monkeypatch.setenv("no_proxy", "")
+            monkeypatch.setenv("NO_PROXY", "")
+            close_session()  # one that an earlier test opened knows nothing of the proxy
+        yield
+        close_session()
+
+    @pytest.mark.usefixtures("cache", "no_network")
+    def test_what_is_cached_opens_without_a_network(self) -> None:
+        assert open_model("some-org/tiny").facts.num_layers == 2
+
+    @pytest.mark.usefixtures("cache", "no_network")
+    def test_what_is_not_cached_says_so_in_one_line(self) -> None:
+        with pytest.raises(ModelLoadError, match="some-org/other is not in the local cache, and ") as caught:
+            open_model("some-org/other")
+        assert "\n" not in str(caught.value) and "Connect to the internet" in str(caught.value)
+
+    def test_a_name_that_no_repository_can_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from huggingface_hub import constants
+
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(ModelLoadError, match="neither a path that exists nor a valid repository id"):
+            open_model("a model/with spaces")
