@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stenograph.attention.base import AttentionSpec, BatchLayout
 from stenograph.memory.kv_cache import KVCache
+from stenograph.memory.malloc import keep_freed_memory
 from stenograph.memory.page_allocator import PADDING_PAGE
 
 
@@ -27,6 +28,8 @@ class TorchNativeBackend:
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
+        if cache.keys[0].device.type == "cpu":
+            keep_freed_memory()
 
     def plan(self, layout: BatchLayout) -> TorchNativePlan:
         return TorchNativePlan(self.cache, layout)

@@ -19,6 +19,8 @@ class RMSNorm(nn.Module):
         self.build, self.size, self.eps, self.offset = build, size, eps, offset
         self.shape = (size,)
         self.register_parameter("weight", None)
+        self._scaled: Tensor | None = None  # float32 weight * sqrt(size), on a CPU
+        self._floor = torch.tensor([(size * eps) ** 0.5])
 
     def load_weight(self, part: str, kind: str, value: Weight) -> bool:
         if part or kind != "weight":
@@ -36,5 +38,16 @@ class RMSNorm(nn.Module):
     def missing(self) -> list[tuple[str, str]]:
         return [] if self.weight is not None else [("", "weight")]
 
+    def finish(self) -> None:
+        """After loading."""
+        if self.build.device.type == "cpu" and self.weight is not None:
+            self._scaled = self.weight.float() * self.size**0.5
+
     def forward(self, x: Tensor) -> Tensor:
+        """In the build's dtype, whatever x has."""
+        if self._scaled is not None:
+            # x * w / sqrt(mean(x^2) + eps) = x * w * sqrt(size) / hypot(|x|, sqrt(size * eps)): five small kernels,
+            # half the time of the CPU's rms_norm, which is ten.
+            length = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+            return torch.div(x * self._scaled, torch.hypot(length, self._floor)).to(self.build.dtype)
         return F.rms_norm(x, self.shape, self.weight, self.eps)
