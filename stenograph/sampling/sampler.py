@@ -23,6 +23,8 @@ CANDIDATES = 256
 """Tokens looked at first for top-k and top-p; a row whose cut lies further out is sorted whole."""
 HUGE = 1e30
 """Temperatures and repetition penalties beyond it act like it: float32 arithmetic then stays finite."""
+BLOCK = 128
+"""Tokens looked at together for the largest; it divides most vocabularies."""
 MASK_64 = (1 << 64) - 1
 
 
@@ -81,7 +83,7 @@ class SamplerOutput:
 
 def sample(logits_NV: Tensor, batch: SamplingBatch) -> SamplerOutput:
     """One token a row. `logits_NV` is float32 and may be overwritten."""
-    top_N, token_ids_N = logits_NV.max(dim=-1)  # NaN anywhere makes the maximum NaN
+    top_N, token_ids_N = _maximum(logits_NV)  # NaN anywhere makes the maximum NaN
     raw_NV = logits_NV.index_select(0, _index(batch.logprobs, logits_NV)) if batch.logprobs else None
     bad_N = ~top_N.isfinite()
     if batch.edited:
@@ -106,6 +108,22 @@ def sample(logits_NV: Tensor, batch: SamplingBatch) -> SamplerOutput:
             if not bad[i]:
                 out.logprobs[i] = entry
     return out
+
+
+def _maximum(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's largest value and the first place it stands at.
+
+    On a CPU block by block: `max` with its index runs through a row one number at a time, `amax` a vector at a time
+    (16 rows of 49152: 200 us against 46).
+    """
+    rows, vocab = logits_NV.shape
+    if logits_NV.device.type != "cpu" or vocab % BLOCK:
+        top_N, index_N = logits_NV.max(dim=-1)
+        return top_N, index_N
+    blocks_NCB = logits_NV.view(rows, vocab // BLOCK, BLOCK)
+    top_N, block_N = blocks_NCB.amax(dim=-1).max(dim=-1)
+    within_N = blocks_NCB[torch.arange(rows), block_N].argmax(dim=-1)
+    return top_N, block_N * BLOCK + within_N
 
 
 def logprobs_of(logits_NV: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprob]:
