@@ -97,8 +97,8 @@ class CausalLM(nn.Module):
                 module.finish()
         self.eval()
         for module in self.modules():
-            # Found as plain attributes, these cost nothing to look up; through nn.Module.__getattr__ the look-ups of one
-            # step of a small model on a CPU take half a millisecond. Assigning anew removes the plain attribute.
+            # Found as plain attributes, these cost nothing to look up; through nn.Module.__getattr__ the look-ups of
+            # one step of a small model on a CPU take half a millisecond. Assigning anew removes the plain attribute.
             vars(module).update(module._modules)
             vars(module).update(module._parameters)
 
