@@ -14,7 +14,8 @@ LARGEST_FROM_HEAP = 1 << 25  # glibc takes no more
 @cache
 def keep_freed_memory() -> bool:
     """By default glibc returns the top of its heap as soon as 128 KiB of it are free, and maps larger blocks one by
-    one: every temporary tensor of a step then faults its pages in anew (a decode step over 100 tokens: 9.0 ms against 7.8).
+    one: every temporary tensor of a step then faults its pages in anew (a decode step over 100 tokens: 9.0 ms
+    against 7.8).
 
     False where the C library isn't glibc.
     """
