@@ -171,10 +171,12 @@ def _mark_added(tokenizer: Tokenizer, metadata: dict[str, Any], tokens: list[str
     keys = ("bos", "eos", "eot", "eom")
     named = {metadata.get(f"tokenizer.ggml.{key}_token_id") for key in keys}
     control, added = [], []
+    marks = metadata["tokenizer.ggml.model"] == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True)
     for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if token and (kind in (UNKNOWN, CONTROL) or index in named):
             control.append(AddedToken(token, special=True, normalized=False))
         elif token and kind == USER_DEFINED:
-            added.append(AddedToken(token, special=False, normalized=False))
+            # One that is spelt with the mark of a space is found where spaces have become marks.
+            added.append(AddedToken(token, special=False, normalized=marks and SPACE in token))
     tokenizer.add_special_tokens(control)
     tokenizer.add_tokens(added)
