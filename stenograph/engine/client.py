@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import multiprocessing
 import os
 import shutil
@@ -34,6 +35,8 @@ from stenograph.engine.types import EngineOutput, EngineRequest, EngineStats, Re
 from stenograph.errors import EngineDeadError, RequestError, StenographError
 from stenograph.sampling.params import SamplingParams
 from stenograph.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +249,11 @@ class AsyncEngineClient:
             self._outputs.add(request_id, None, requests)
             if self.observer is not None:
                 self.observer.arrived(len(requests[0].prompt_token_ids), len(requests))
-        self._send(Add([request for requests in prompts for request in requests]))
+        try:
+            self._send(Add([request for requests in prompts for request in requests]))
+        except Exception:
+            stream.close()
+            raise
         return stream
 
     def _forget(self, request_ids: list[str]) -> None:
@@ -285,7 +292,11 @@ class AsyncEngineClient:
             if isinstance(message, Outputs):
                 self.stats = message.stats
                 self._busy_seconds = 0.0
-                self._deliver(message.outputs, woken)
+                try:
+                    self._deliver(message.outputs, woken)
+                except Exception:  # a defect of ours must not leave anybody waiting for ever
+                    log.exception("Handling a step's outputs failed; its requests end with an error")
+                    self._give_up(message.outputs)
             elif isinstance(message, Beat):
                 self._busy_seconds = message.busy_seconds
             elif isinstance(message, Refused):
@@ -315,6 +326,12 @@ class AsyncEngineClient:
                 self.open_sequences -= self._sequences.pop(delta.request_id)
             prompt.stream._put(prompt.index, delta)
             woken[prompt.stream] = None
+
+    def _give_up(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            prompt = self._prompts.get(output.request_id.partition("#")[0])
+            if prompt is not None:
+                prompt.stream.fail(StenographError("The answer could not be handed out."))
 
     def _observe(self, prompt: _Prompt, delta: RequestOutput, now: float) -> None:
         assert self.observer is not None

@@ -17,6 +17,8 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 from stenograph.errors import RequestError
 from stenograph.sampling.params import MAX_LOGPROBS, SamplingParams
 
+MAX_TOP_K = 2**31 - 1  # beyond any vocabulary, so it says "all" as well as a larger number does
+
 # -- requests
 
 _PROMPT_SCHEMA = {
@@ -109,6 +111,8 @@ class GenerationRequest(_Body):
             "prompt_logprobs",
         )  # fmt: skip
         params = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            params["top_k"] = min(self.top_k, MAX_TOP_K)
         if self.stop is not None:
             params["stop"] = _stops(self.stop)
         if self.stop_token_ids is not None:

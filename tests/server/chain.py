@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.tiny import EOS_ID, VOCAB, config_of, save_tokenizer
 
@@ -16,7 +17,7 @@ CHAIN = "a😀b中cé?LMNOPQR."
 BYTES = CHAIN.encode()
 POISON = VOCAB - 1
 CONTEXT = 4096
-NOISE = {"temperature": 5, "ignore_eos": True, "logit_bias": {str(POISON): -100}}
+NOISE: dict[str, Any] = {"temperature": 5, "ignore_eos": True, "logit_bias": {str(POISON): -100}}
 TEMPLATE = (
     "{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}"
     "{% for m in messages %}"

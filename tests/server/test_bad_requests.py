@@ -94,6 +94,13 @@ def test_fields_out_of_range(http: httpx.Client, path: str, name: str, values: l
         check(post(http, path, {name: value}), param=name)
 
 
+def test_numbers_beyond_any_machine_word_are_no_trouble(http: httpx.Client) -> None:
+    for value in (2**31, 2**63, 2**64, 10**400):
+        assert post(http, TEXT, {"top_k": value, "max_tokens": 1}).status_code == 200
+    for name in ("temperature", "repetition_penalty"):
+        assert post(http, TEXT, {name: 1e308, "max_tokens": 1, "logit_bias": {str(POISON): -100}}).status_code == 200
+
+
 def test_top_logprobs_beyond_the_limit(http: httpx.Client) -> None:
     for value in (21, VOCAB, VOCAB + 1, 10**6, -1, True):
         check(post(http, CHAT, {"logprobs": True, "top_logprobs": value}), param="top_logprobs")

@@ -166,6 +166,14 @@ def test_control_text_in_content_stays_text(http: httpx.Client) -> None:
     assert tokens[1:-2] == list(forged.encode())
 
 
+def test_a_template_in_the_request_isnt_used(http: httpx.Client) -> None:
+    hostile = "{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}"
+    more = {"chat_template": hostile, "chat_template_kwargs": {"chat_template": hostile}}
+    response = http.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 1, **more})
+    assert response.status_code == 200 and response.json()["usage"]["prompt_tokens"] == 8
+    assert response.headers["x-stenograph-ignored-fields"] == "chat_template, chat_template_kwargs"
+
+
 def test_tools_reach_the_template_unless_none_is_chosen(http: httpx.Client) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     plain = chat(http, max_tokens=1)["usage"]["prompt_tokens"]

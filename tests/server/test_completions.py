@@ -94,6 +94,15 @@ def test_n_answers_are_complete_and_different_and_a_seed_repeats_them(http: http
     assert len(set(unseeded)) > 1
 
 
+def test_n_answers_of_different_lengths_each_end_by_themselves(http: httpx.Client) -> None:
+    bias = {**NOISE["logit_bias"], "257": 17}
+    body = {"prompt": "x", "n": 6, "max_tokens": 40, "temperature": 5, "logit_bias": bias, "seed": 1}
+    whole = [(c["text"], c["finish_reason"]) for c in complete(http, **body)["choices"]]
+    chunks = streamed(http, **body)
+    assert [joined(chunks, i) for i in range(6)] == whole
+    assert len({len(text) for text, _ in whole}) > 2 and "stop" in {reason for _, reason in whole}
+
+
 @pytest.mark.parametrize("text", [".", "é中😀."])
 @pytest.mark.parametrize("max_tokens", [0, 1, 6])
 def test_echo_with_logprobs_covers_prompt_and_answer(http: httpx.Client, text: str, max_tokens: int) -> None:

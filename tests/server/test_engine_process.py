@@ -111,6 +111,25 @@ def test_a_refused_prompt_is_an_error_of_the_request_and_frees_its_companions() 
     run(test)
 
 
+def test_a_defect_in_handing_out_fails_the_step_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with engine() as client:
+            assert client._outputs is not None
+
+            def broken(outputs: Any) -> Any:
+                raise ZeroDivisionError
+
+            with monkeypatch.context() as patch:
+                patch.setattr(client._outputs, "process", broken)
+                with pytest.raises(StenographError, match="handed out"):
+                    await read(submit(client, [5], n=2))
+            assert client.open_sequences == 0
+            assert await read(submit(client, [7], max_tokens=3)) == {(0, 0): [7, 7, 7]}
+            await until(lambda: client.stats.free_pages == 100)
+
+    run(test)
+
+
 def test_sockets_are_private_and_removed() -> None:
     async def test() -> None:
         async with engine() as client:
