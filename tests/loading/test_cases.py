@@ -15,8 +15,12 @@ import pytest
 import torch
 
 from stenograph.config.facts import ModelFacts
+from stenograph.distributed.tensor_parallel import TensorParallel
 from stenograph.errors import ModelLoadError
+from stenograph.layers.linear import Build
+from stenograph.loading.loader import load_model
 from stenograph.loading.source import open_model
+from stenograph.models.registry import build_model
 from stenograph.tokenizer.tokenizer import load_tokenizer
 from tests.loading.test_gguf import names_of, write_gguf
 from tests.loading.test_gguf import ours as load_gguf
@@ -265,8 +269,10 @@ def blocks(qtype: gguf.GGMLQuantizationType, rows: int, columns: int, seed: int)
     return raw.reshape(rows, -1)
 
 
-def test_a_mixture_of_k_quants_equals_the_dequantised_model(tmp_path: Path) -> None:
-    """q and k of one type, v of another, norms in float32, the head of a third."""
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """q and k of one type, v of another, norms in float32, the head of a third; and the same model dequantised."""
+    directory = tmp_path_factory.mktemp("mixture")
     q4, q6 = gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q6_K
     kinds = {"q_proj": q4, "k_proj": q4, "v_proj": q6, "lm_head": q6, "down_proj": q6}
     model = reference_model(config_of("llama", hidden_size=256, intermediate_size=256, head_dim=64))
@@ -278,9 +284,33 @@ def test_a_mixture_of_k_quants_equals_the_dequantised_model(tmp_path: Path) -> N
                 data = blocks(kind, *value.shape, seed=seed)
                 raw[name] = data, kind
                 value.copy_(torch.from_numpy(gguf.dequantize(data, kind).reshape(value.shape)))
-    write_gguf(tmp_path / "plain.gguf", model, "llama")
-    replace_tensors(tmp_path / "plain.gguf", tmp_path / "mixed.gguf", raw, head_dim=64)
-    same_logits(tmp_path / "mixed.gguf", model, IDS)
+    write_gguf(directory / "plain.gguf", model, "llama")
+    replace_tensors(directory / "plain.gguf", directory / "mixed.gguf", raw, head_dim=64)
+    return directory / "mixed.gguf", model
+
+
+def test_a_mixture_of_k_quants_equals_the_dequantised_model(mixture: tuple[Path, Any]) -> None:
+    same_logits(*mixture, IDS)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_of_two_ranks_takes_its_share_of_quantised_weights(
+    mixture: tuple[Path, Any], tmp_path: Path, rank: int
+) -> None:
+    """Shares cut across blocks of 256, too: 128 columns of down_proj are half a block."""
+    path, model = mixture
+    model.save_pretrained(tmp_path)
+    shares = []
+    for where in (path, tmp_path):
+        source = open_model(str(where))
+        share = build_model(Build(torch.device("cpu"), torch.float32, TensorParallel(rank, 2)), source.facts, 64)
+        with torch.inference_mode():
+            load_model(source, share, rank=rank, world_size=2, progress=False)
+        shares.append(dict(share.named_parameters()))
+    assert shares[0].keys() == shares[1].keys()
+    for name, value in shares[0].items():
+        assert torch.equal(value, shares[1][name]), name
+    assert shares[0]["model.layers.0.mlp.down_proj.weight"].shape == (256, 128)
 
 
 def replace_tensors(source: Path, target: Path, raw: dict[str, Any], *, head_dim: int) -> None:
