@@ -134,8 +134,8 @@ async def _run(
     signals = _Signals()
     stopped = asyncio.create_task(signals.stop.wait())
     connecting = asyncio.create_task(client.connect(tokenizer))
-    app_parts = Api(client, resolved, tokenizer, limits=limits)
-    app = build_app(app_parts)
+    api = Api(client, resolved, tokenizer, limits=limits)
+    app = build_app(api)
     await asyncio.wait((stopped, connecting), return_when=asyncio.FIRST_COMPLETED)
     if not connecting.done():
         connecting.cancel()
@@ -144,6 +144,8 @@ async def _run(
     await connecting
     died = asyncio.Event()
     client.on_death = lambda reason: died.set()
+    if client.dead:  # in the moment between
+        died.set()
     server = _Server(
         uvicorn.Config(
             app,
@@ -161,11 +163,11 @@ async def _run(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
-    _greet(app_parts, listener)
+    _greet(api, listener)
     dead = asyncio.create_task(died.wait())
     await asyncio.wait((stopped, dead, serving), return_when=asyncio.FIRST_COMPLETED)
     if not client.dead:
-        await _drain(app_parts)
+        await _drain(api)
     if client.dead:
         await asyncio.sleep(limits.linger_seconds)
     server.should_exit = True
@@ -194,22 +196,21 @@ async def _drain(api: Any) -> None:
 
 
 def _greet(api: Any, listener: socket.socket) -> None:
+    """Tells where the server is and how to use it; both ways work as they are printed."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http://{host}:{port}"
-    chat = api.tokenizer is not None and getattr(api.tokenizer, "chat_template", None) is not None
-    if chat:
-        path, data = "chat/completions", '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
-        call = (
-            "client.chat.completions.create(\n"
-            '        model="%s",\n'
-            '        messages=[{"role": "user", "content": "Hello!"}],\n'
-            "    )"
-        )
+    if api.tokenizer is not None and api.tokenizer.chat_template is not None:
+        path = "chat/completions"
+        data = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+        messages = '[{"role": "user", "content": "What is the capital of France?"}]'
+        call = f'client.chat.completions.create(model="{api.model}", messages={messages})'
         shown = "answer.choices[0].message.content"
     else:
-        path, data = "completions", '{"prompt": "The capital of France is"}'
-        call = 'client.completions.create(model="%s", prompt="The capital of France is")'
+        path = "completions"
+        prompt = '"The capital of France is"' if api.tokenizer is not None else "[1, 2, 3]"
+        data = f'{{"prompt": {prompt}}}'
+        call = f'client.completions.create(model="{api.model}", prompt={prompt})'
         shown = "answer.choices[0].text"
     print(
         f"""
@@ -220,7 +221,7 @@ def _greet(api: Any, listener: socket.socket) -> None:
 
   from openai import OpenAI
   client = OpenAI(base_url="{url}/v1", api_key="none")
-  answer = {(call % api.model).replace(chr(10) + "    ", chr(10) + "  ")}
+  answer = {call}
   print({shown})
 """,
         flush=True,

@@ -60,14 +60,13 @@ class Chunks:
         return _event({**self._head, "choices": [], "usage": self.answer.usage()}) + DONE
 
     def _chat(self, piece: Piece, chunks: list[bytes]) -> None:
-        def chunk(delta: dict[str, str], **more: Any) -> None:
+        def chunk(delta: dict[str, str], beside: dict[str, Any] | None = None, **more: Any) -> None:
             choice = {"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-            chunks.append(_event({**self._head, "choices": [choice]}))
+            chunks.append(_event({**self._head, "choices": [choice], **(beside or {})}))
 
         if piece.first:
-            chunk({"role": "assistant", "content": ""})
-            if piece.prompt_logprobs is not None:
-                chunks[-1] = _event({**msgspec.json.decode(chunks[-1][6:]), "prompt_logprobs": piece.prompt_logprobs})
+            beside = None if piece.prompt_logprobs is None else {"prompt_logprobs": piece.prompt_logprobs}
+            chunk({"role": "assistant", "content": ""}, beside)
         if piece.has_content:
             chunk({"content": piece.text}, logprobs=piece.chat_logprobs)
         if piece.finish_reason is not None:

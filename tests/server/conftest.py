@@ -58,10 +58,12 @@ class ServerProcess:
         return self
 
     def engine_pid(self) -> int:
-        out = subprocess.run(
-            ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)], capture_output=True, text=True
-        )
-        return next(int(line.split()[0]) for line in out.stdout.splitlines() if "spawn_main" in line)
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == self.process.pid and b"spawn_main" in (entry / "cmdline").read_bytes():
+                    return int(entry.name)
+        raise LookupError("the server has no engine process")
 
     def client(self, **more: Any) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **more)

@@ -100,7 +100,7 @@ def test_told_to_stop_while_loading(start: Callable[..., ServerProcess]) -> None
         try:
             engine = server.engine_pid()
             break
-        except StopIteration:
+        except LookupError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
     time.sleep(0.3)

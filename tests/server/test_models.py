@@ -30,12 +30,12 @@ def test_without_a_chat_template_completions_work_and_chat_explains(
     del settings["chat_template"]
     path.write_text(json.dumps(settings))
     server = start(settings={"model": str(tmp_path / "m")})
-    assert "/v1/completions" in server.output or "curl" not in server.output
     with server.client() as http:
         answer = http.post(TEXT, json={"prompt": ".", "temperature": 0, "max_tokens": 5})
         assert answer.json()["choices"][0]["text"] == chain_text(5)
         refused = http.post(CHAT, json={"messages": MESSAGES})
         assert refused.status_code == 400 and "--chat-template" in refused.json()["error"]["message"]
+    assert "/v1/completions" in server.output and "/chat" not in server.output
 
 
 def test_without_a_tokenizer_token_ids_work_and_text_explains(
