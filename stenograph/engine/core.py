@@ -67,9 +67,10 @@ class EngineCore:
                 code="context_length_exceeded",
                 remedy="Shorten the prompt or lower max_tokens.",
             )
-        if total > self.max_request_tokens:
+        held = max(total, len(prompt) + 1)  # with max_tokens 0 the whole prompt is stored: no last token to leave out
+        if held > self.scheduler.max_tokens_of_one_request():
             raise RequestError(
-                f"The request needs KV cache for {total} tokens; the whole cache holds {self.max_request_tokens}.",
+                f"The request needs KV cache for {held} tokens; the whole cache holds {self.max_request_tokens}.",
                 param="max_tokens",
                 code="context_length_exceeded",
                 remedy="Shorten the prompt or lower max_tokens, or start the server with more KV memory.",
@@ -145,7 +146,7 @@ class EngineCore:
             sampling=self._sampling_of(request) if row.samples else None,
         )
         known = self._prompt_logprobs.get(request.request_id)
-        if known is not None and row.start + 1 >= len(known):  # a preempted request does this once only
+        if known is not None and stop >= len(known):  # a preempted request computes some of them again
             step_row.prompt_logprobs = request.sampling.prompt_logprobs
             step_row.next_token_ids = request.token_ids[row.start + 1 : min(stop + 1, request.prompt_len)]
         return step_row
@@ -171,7 +172,8 @@ class EngineCore:
         for index, row in enumerate(batch.rows):
             request = row.request
             if index in result.prompt_logprobs:
-                self._prompt_logprobs[request.request_id] += result.prompt_logprobs[index]
+                known = self._prompt_logprobs[request.request_id]
+                known += result.prompt_logprobs[index][len(known) - 1 - row.start :]
             if request.num_output == 0:
                 self._stats.prompt_tokens += row.count
             if not row.samples:

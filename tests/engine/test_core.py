@@ -171,6 +171,16 @@ def test_a_request_that_can_never_fit_is_refused_and_the_next_one_runs(tiny: tup
     assert len(ids_of(llm, [1, 2, 3], greedy(4))) == 4
 
 
+def test_a_prompt_alone_that_fills_the_cache_runs_and_one_token_more_is_refused(tiny: tuple[Path, Any]) -> None:
+    """With max_tokens 0 every token of the prompt is stored; one that could never be admitted would wait for ever."""
+    llm = engine(tiny[0], max_total_tokens=64)
+    out = llm.generate([[1] * 64], greedy(0, prompt_logprobs=0))[0]
+    assert out.prompt_logprobs is not None and len(out.prompt_logprobs) == 64
+    with pytest.raises(RequestError, match="whole cache holds 65"):
+        llm.generate([[1] * 65], greedy(0))
+    assert not llm.core.has_work()
+
+
 @pytest.mark.parametrize(
     "prompt,count,fits", [(500, 12, True), (500, 13, False), (511, 1, True), (512, 1, False), (900, 1, False)]
 )
@@ -274,6 +284,26 @@ def test_prompt_logprobs_equal_the_reference_across_chunks(tiny: tuple[Path, Any
             assert [t for t, _ in entry.top] == reference[i].topk(3).indices.tolist()
         last = out.outputs[0].logprobs
         assert last is not None and last[0].logprob == pytest.approx(reference[-1].max().item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [5, 16, 24, 100])
+def test_prompt_logprobs_survive_preemption_into_other_chunks(tiny: tuple[Path, Any], chunk: int) -> None:
+    prompt = [(i * 31) % VOCAB for i in range(65)]
+    llm = engine(tiny[0], chunked_prefill_size=16)
+    params = greedy(1, prompt_logprobs=0)
+    whole = llm.generate([prompt], params)[0].prompt_logprobs
+    llm.core.add_request(EngineRequest(request_id="r", prompt_token_ids=prompt, sampling=params))
+    llm.core.step()
+    scheduler = llm.core.scheduler
+    scheduler._preempt(scheduler.running[0])
+    scheduler.chunk = chunk
+    outputs: list[EngineOutput] = []
+    while llm.core.has_work():
+        outputs += llm.core.step()
+    assert whole is not None and outputs[0].prompt_logprobs is not None
+    assert [e and e.token_id for e in outputs[0].prompt_logprobs] == [e and e.token_id for e in whole]
+    again = [e.logprob for e in outputs[0].prompt_logprobs if e is not None]
+    assert again == pytest.approx([e.logprob for e in whole if e is not None], abs=1e-4)
 
 
 def test_max_tokens_zero_gives_the_prompts_logprobs_alone(llm: LLM) -> None:
