@@ -18,6 +18,7 @@ from pydantic import BaseModel, TypeAdapter
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stenograph.config import report
 from stenograph.engine.client import AnswerStream, AsyncEngineClient
 from stenograph.engine.types import EngineRequest
 from stenograph.errors import EngineDeadError, RequestError
@@ -360,14 +361,10 @@ def _card(api: Api) -> dict[str, Any]:
 
 
 def _server_info(api: Api) -> dict[str, Any]:
-    settings = {
-        name: {"value": setting.value, "source": setting.source, "reason": setting.reason}
-        for name, setting in api.resolved.settings().items()
-    }
     return {
         "version": metadata_version(),
         "model": api.model,
-        "settings": settings,
+        **report.as_json(api.resolved),
         "limits": asdict(api.limits),
         "stats": {
             **asdict(api.client.stats),

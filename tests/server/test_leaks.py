@@ -211,3 +211,6 @@ def test_server_info_tells_the_settings_and_why(http: httpx.Client) -> None:
         info["settings"]["page_size"]["source"] == "python" and info["settings"]["chunked_prefill_size"]["value"] == 256
     )
     assert info["stats"]["total_pages"] == 1024
+    assert set(info["settings"]["page_size"]) == {"value", "source", "reason", "asked", "history"}
+    assert [step["source"] for step in info["settings"]["page_size"]["history"]] == ["default", "python"]
+    assert info["warnings"] == info["errors"] == []
