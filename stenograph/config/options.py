@@ -221,7 +221,7 @@ class EngineOptions:
         False, group="model", help="Let control-token text inside messages become control tokens: for trusted callers."
     )
     random_seed: int = option(
-        0, group="model", low=0, high=2**63 - 1, help="Seed of requests without one, and of dummy weights."
+        0, group="model", low=0, high=2**63 - 1, help="Seed of requests without one."
     )
 
     # -- device
@@ -281,7 +281,7 @@ class EngineOptions:
         None, group="scheduling", low=1, help="Requests that run at the same time.", auto="by device"
     )
     max_queued_requests: int | None = option(
-        None, group="scheduling", low=1, help="Requests that may wait; more are refused (HTTP 503).", auto="no limit"
+        None, group="scheduling", low=1, help="Requests that may wait; more are refused (HTTP 429).", auto="no limit"
     )
     chunked_prefill_size: int | None = option(
         None, group="scheduling", low=1, also=(-1,),
