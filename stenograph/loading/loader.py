@@ -50,6 +50,8 @@ def _few_threads(facts: ModelFacts) -> Iterator[None]:
 
 
 def _load(source: ModelSource, model: Any, *, progress: bool) -> None:
+    import torch
+
     unexpected = []
     bar = tqdm(
         source.weights(),
@@ -64,12 +66,18 @@ def _load(source: ModelSource, model: Any, *, progress: bool) -> None:
         if name is None:
             continue
         try:
-            if not model.load_weight(name, value) and not IGNORED.fullmatch(name):
-                unexpected.append(original)
+            taken = model.load_weight(name, value)
         except ValueError as error:
             raise ModelLoadError(
                 f"{original} {error}.", remedy="config.json and the weights don't belong together."
             ) from error
+        if not taken and not IGNORED.fullmatch(name):
+            unexpected.append(original)
+        if taken and isinstance(value, torch.Tensor) and not value.is_floating_point():
+            raise ModelLoadError(
+                f"{original} holds {str(value.dtype).removeprefix('torch.')}, no floating-point numbers.",
+                remedy="Take a checkpoint in bfloat16, float16 or float32, or a GGUF file.",
+            )
     missing = model.missing_weights()
     if missing:
         raise ModelLoadError(f"The checkpoint lacks {_some(missing)}.", remedy="Fetch it again, or check config.json.")

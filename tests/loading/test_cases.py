@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from stenograph.config.facts import ModelFacts
 from stenograph.distributed.tensor_parallel import TensorParallel
@@ -23,7 +24,7 @@ from stenograph.loading.source import open_model
 from stenograph.models.registry import build_model
 from stenograph.tokenizer.tokenizer import load_tokenizer
 from tests.loading.test_gguf import names_of, write_gguf
-from tests.loading.test_gguf import ours as load_gguf
+from tests.loading.test_gguf import ours as load
 from tests.tiny import config_of, reference_model, save_tiny, save_tokenizer
 from tests.whole_pass import logits_of
 
@@ -130,6 +131,15 @@ def test_an_added_token_without_an_id_is_passed_over(directory: Path) -> None:
     assert tokenizer is not None and tokenizer.encode("a") == [97]
 
 
+def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file(weights | {name: weights[name].to(torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=f"{name} holds int8, no floating-point numbers"):
+        load(tmp_path)
+
+
 class TestNames:
     @pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-that-name/model", "nul\0byte", "", "one-word", "a/b/c"])
     def test_names_that_lead_nowhere(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +164,7 @@ def write(directory: Path, extra: Any = None, architecture: str = "llama", **cha
 def same_logits(path: Path, reference: Any, ids: list[int]) -> None:
     with torch.inference_mode():
         expected = reference(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(logits_of(load_gguf(path), ids), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits_of(load(path), ids), expected, atol=1e-4, rtol=0)
 
 
 def put(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -201,7 +211,7 @@ class TestUnusualGGUF:
     def test_heads_that_do_not_divide_the_rows(self, tmp_path: Path) -> None:
         write(tmp_path, lambda writer: put(writer, "llama.attention.head_count", 6))
         with pytest.raises(ModelLoadError, match="attn_q.weight has 64 rows for 6 heads"):
-            load_gguf(tmp_path)
+            load(tmp_path)
 
     def test_arrays_within_arrays_without_end(self, tmp_path: Path) -> None:
         nested = struct.pack("<IQ", 9, 1) * 50_000
