@@ -368,13 +368,18 @@ def _from_files(path: Path, trust_remote_code: bool) -> dict[str, Any] | None:
 
 def _converted(directory: Path, trust_remote_code: bool) -> Backend:
     """Other formats, by way of transformers: slow to start, but it knows them all."""
+    if "auto_map" in _optional_json(directory / "tokenizer_config.json") and not trust_remote_code:
+        raise ModelLoadError(
+            f"The tokenizer in {directory.name} is code of its own, which is not run unasked.",
+            remedy="Read it and set --trust-remote-code, or name another one with --tokenizer.",
+        )
     try:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_remote_code).backend_tokenizer
     except Exception as error:  # whatever a converter, or code that came with the model, may raise
         raise ModelLoadError(
-            f"The tokenizer in {directory.name} cannot be converted: {error}.",
+            f"The tokenizer in {directory.name} cannot be converted: {' '.join(str(error).split())[:200]}.",
             remedy="Add a tokenizer.json, or name another one with --tokenizer.",
         ) from error
 

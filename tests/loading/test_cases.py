@@ -140,6 +140,18 @@ def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_code_that_comes_with_a_tokenizer_is_not_run_unasked(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+    (directory / "vocab.json").write_text('{"a": 0}')
+    (directory / "evil.py").write_text(f"open({str(directory / 'ran')!r}, 'w')")
+    settings = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    resolved: Any = SimpleNamespace(tokenizer=None, chat_template=None, trust_remote_code=False)
+    with pytest.raises(ModelLoadError, match="not run unasked.*--trust-remote-code"):
+        load_tokenizer(open_model(str(directory), load_format="dummy"), resolved)
+    assert not (directory / "ran").exists()
+
+
 class TestNames:
     @pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-that-name/model", "nul\0byte", "", "one-word", "a/b/c"])
     def test_names_that_lead_nowhere(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
