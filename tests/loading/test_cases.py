@@ -238,6 +238,11 @@ class TestUnusualGGUF:
         with pytest.raises(ModelLoadError, match=r"one of 3 parts.*--merge"):
             open_model(str(tmp_path))
 
+    def test_a_mixture_of_experts_says_so(self, tmp_path: Path) -> None:
+        write(tmp_path, lambda writer: writer.add_expert_count(8))
+        with pytest.raises(ModelLoadError, match="mixture of 8 experts"):
+            open_model(str(tmp_path))
+
     def test_a_type_that_cannot_be_dequantised_is_named(self, tmp_path: Path) -> None:
         def add(writer: gguf.GGUFWriter) -> None:
             raw = np.zeros((1, 292), dtype=np.uint8)
