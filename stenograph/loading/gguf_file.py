@@ -218,9 +218,10 @@ class GGUFFile:
         value = self._number
         heads, hidden = value("attention.head_count"), value("embedding_length")
         head_dim = value("attention.key_length", hidden // heads)
-        if self.metadata.get(f"{kind}.expert_count"):
+        experts = self.metadata.get(f"{kind}.expert_count")
+        if experts:
             raise ModelLoadError(
-                f"{self.path.name} is a mixture of {self.metadata[f'{kind}.expert_count']} experts, which is not supported.",
+                f"{self.path.name} is a mixture of {experts} experts, which is not supported.",
                 remedy="Take a dense model.",
             )
         if "token_embd.weight" not in self.tensors:
