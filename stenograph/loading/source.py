@@ -166,6 +166,8 @@ def _open_gguf(name: str, path: Path, load_format: str) -> ModelSource:
         raise ModelLoadError(
             "Reading GGUF files takes the gguf package.", remedy="Install it: pip install gguf"
         ) from error
+    except OSError as error:
+        raise ModelLoadError(f"{path.name} cannot be opened: {error.strerror or error}.") from error
     config = file.config()
     facts = ModelFacts.from_config(config)
     return ModelSource(

@@ -245,6 +245,15 @@ class TestUnusualGGUF:
         with pytest.raises(ModelLoadError, match=r"one of 3 parts.*--merge"):
             open_model(str(tmp_path))
 
+    def test_a_file_that_may_not_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise PermissionError(13, "Permission denied")
+
+        write(tmp_path)
+        monkeypatch.setattr(Path, "open", refuse)
+        with pytest.raises(ModelLoadError, match=r"tiny.gguf cannot be opened: Permission denied"):
+            open_model(str(tmp_path))
+
     def test_a_mixture_of_experts_says_so(self, tmp_path: Path) -> None:
         write(tmp_path, lambda writer: writer.add_expert_count(8))
         with pytest.raises(ModelLoadError, match="mixture of 8 experts"):
