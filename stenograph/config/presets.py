@@ -37,14 +37,20 @@ def preset_facts(name: str) -> ModelFacts:
 
 def facts_without_weights(model: str) -> ModelFacts | None:
     """Facts of a model from a directory's config.json or a preset's shape; None where its checkpoint must be opened."""
-    path = Path(model).expanduser()
-    if path.is_dir() and (path / "config.json").is_file():
+    try:
+        path = Path(model).expanduser()
+        has_config, exists = (path / "config.json").is_file(), path.exists()
+    except (OSError, RuntimeError, ValueError):  # too long, not permitted, nobody's home: opening it tells
+        return None
+    if has_config:
         try:
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        except (ValueError, OSError):
-            raise ModelLoadError(f"{path / 'config.json'} is no readable JSON.", remedy="Fetch it again.") from None
+        except (ValueError, OSError, RecursionError):
+            config = None
+        if not isinstance(config, dict):
+            raise ModelLoadError(f"{path / 'config.json'} is no readable JSON object.", remedy="Fetch it again.")
         return ModelFacts.from_config(config)
-    if path.exists() or _find(model) is None:
+    if exists or _find(model) is None:
         return None
     facts = preset_facts(model)
     return replace(facts, quantization="gguf") if model == DEFAULT_MODEL else facts  # the demo model is a GGUF file

@@ -43,9 +43,12 @@ def test_there_are_some_twenty_presets_found_by_name_or_id() -> None:
 def test_facts_come_from_a_directory_and_its_faults_are_told(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(presets()["qwen3-0.6b"]["config"]))
     assert facts_without_weights(str(tmp_path)) == preset_facts("qwen3-0.6b")
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelLoadError, match=r"config\.json"):
-        facts_without_weights(str(tmp_path))
+    for damaged in ("{", "[1]", "[" * 100_000):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(ModelLoadError, match=r"config\.json"):
+            facts_without_weights(str(tmp_path))
+    for nowhere in ("a" * 5000, "~nobody-of-that-name/model", "a\0b"):
+        assert facts_without_weights(nowhere) is None
 
 
 def test_kv_bytes_a_token() -> None:
