@@ -54,6 +54,10 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Asked]:
         where = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "not YAML"
         raise ConfigError(f"the settings file {path} cannot be read:{where} {problem}.") from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # the library's words for a value of no sense
+        raise ConfigError(f"the settings file {path} cannot be read: {error}.") from None
+    except RecursionError:
+        raise ConfigError(f"the settings file {path} is nested too deeply.") from None
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -12,6 +12,8 @@ from stenograph.errors import RequestError
 MAX_N = 128
 MAX_STOP_STRINGS = 32
 MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
 SEED_RANGE = 2**63
 
@@ -37,12 +39,12 @@ class SamplingParams:
     seed              same seed, same request: same tokens, whatever else is in the batch; None: drawn afresh
     repetition_penalty  > 0; divides positive and multiplies negative logits of tokens seen in prompt or output
     presence_penalty, frequency_penalty  in [-2, 2]; OpenAI's, over output tokens alone
-    logit_bias        token id -> value in [-100, 100], added to the logits
+    logit_bias        token id -> value in [-100, 100], added to the logits; at most 1024 entries
     logprobs          None: none; k: the chosen token's and the k most likely ones' log-probability, of the
                       distribution before temperature, penalties and masks
     prompt_logprobs   likewise for every prompt token but the first
     stop              strings that end the answer (cut before the match unless include_stop_str_in_output)
-    stop_token_ids    ids that end the answer
+    stop_token_ids    ids that end the answer; at most 1024
     min_tokens        no end-of-sequence token, stop id or stop string before this many tokens
     max_tokens        None: up to the context length
     ignore_eos        the model's own end ids do not stop; the request's stop strings and ids still do
@@ -100,11 +102,15 @@ class SamplingParams:
                 raise RequestError("stop holds an empty string or something that is not a string.", param="stop")
             if len(s) > MAX_STOP_LENGTH:
                 raise RequestError(f"a stop string has {len(s)} characters; at most {MAX_STOP_LENGTH}.", param="stop")
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError("logit_bias does not map token ids to numbers.", param="logit_bias")
+        # Both are copied for each of the n sequences, and looked through at each token.
+        for name, most in (("stop_token_ids", MAX_STOP_TOKEN_IDS), ("logit_bias", MAX_LOGIT_BIASES)):
+            if len(getattr(self, name)) > most:
+                raise RequestError(f"{name} holds {len(getattr(self, name))} entries; at most {most}.", param=name)
         for t in self.stop_token_ids:
             if isinstance(t, bool) or not isinstance(t, int) or t < 0:
                 raise RequestError(f"stop_token_ids holds {t!r}, not a token id.", param="stop_token_ids")
-        if not isinstance(self.logit_bias, Mapping):
-            raise RequestError("logit_bias does not map token ids to numbers.", param="logit_bias")
         for token, bias in self.logit_bias.items():
             if isinstance(token, bool) or not isinstance(token, int):
                 raise RequestError(f"logit_bias key {token!r} is not a token id.", param="logit_bias")

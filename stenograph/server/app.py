@@ -139,7 +139,8 @@ class Api:
     ) -> list[int]:
         tokenizer = self.need_tokenizer("messages")
         plain = protocol.plain_messages(messages)
-        size = sum(100 + len(m["content"]) for m in plain)
+        calls = any("tool_calls" in m for m in plain)
+        size = LONG_TEXT if tools or calls else sum(100 + len(m["content"]) for m in plain)
 
         def render() -> list[int]:
             return tokenizer.apply_chat_template(plain, tools=tools, add_generation_prompt=generation_prompt)
@@ -317,7 +318,8 @@ def build_app(api: Api) -> FastAPI:
         found: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": api.resolved.context_length}
         if body.return_token_strs:
             assert api.texts is not None
-            found["token_strs"] = [api.texts.show(token)[0] for token in ids]
+            show = api.texts.show
+            found["token_strs"] = await asyncio.to_thread(lambda: [show(token)[0] for token in ids])
         return json_response(found, headers=_ignored_header(list(body.model_extra or ())))
 
     @routes.post("/detokenize", DetokenizeRequest, protocol.Detokenized)
@@ -388,7 +390,10 @@ def metadata_version() -> str:
 
 
 class _RequestIds:
-    """Gives every response an x-request-id: the client's own if it is a plain one. Nothing inside is keyed by it."""
+    """Gives every response an x-request-id: the client's own if it is a plain one. Nothing inside is keyed by it.
+
+    What is sent to a client that has left is dropped.
+    """
 
     _PLAIN = re.compile(rb"[A-Za-z0-9_.:\-]{1,128}")
 
@@ -405,7 +410,12 @@ class _RequestIds:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                # uvloop's word for it, for the moment in which uvicorn hasn't heard. Afterwards uvicorn drops it.
+                if "the handler is closed" not in str(error):
+                    raise
 
         await self.app(scope, receive, send_with_id)
 

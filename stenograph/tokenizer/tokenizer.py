@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stenograph.errors import ModelLoadError, RequestError
 from stenograph.tokenizer.chat import ChatTemplate, plain_messages
-from stenograph.tokenizer.content_guard import ContentGuard, new_break
+from stenograph.tokenizer.content_guard import ContentGuard, encode_plain, new_break
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -77,7 +77,7 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def _encode(self, text: str) -> list[int]:
-        return self.backend.encode(_valid(text), add_special_tokens=False).ids
+        return encode_plain(self.backend, _valid(text))
 
     def apply_chat_template(
         self, messages: Messages, tools: Any = None, add_generation_prompt: bool = True, **variables: Any

@@ -112,6 +112,11 @@ def test_auto_on_a_higher_level_undoes_a_lower_one() -> None:
     ("port: 1\nport: 2", "port is set twice"),
     ("page-size: 1\npage_size: 2", "twice"),
     ("strict: 1", "strict"),
+    ("port: 2024-99-99", r"settings.yaml cannot be read: month"),
+    ("port: !!int many", r"settings.yaml cannot be read.*many"),
+    ("strict: !!bool perhaps", r"settings.yaml cannot be read"),
+    ("port: !!timestamp x", r"settings.yaml cannot be read"),
+    ("port: " + 3000 * "[", "nested too deeply"),
 ])  # fmt: skip
 def test_bad_files_say_what_is_wrong(tmp_path, content: str, message: str) -> None:
     file = tmp_path / "settings.yaml"

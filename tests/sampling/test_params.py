@@ -80,7 +80,7 @@ def test_stop_is_normalised():
     assert SamplingParams(stop_token_ids=[3]).stop_token_ids == (3,)
 
 
-@pytest.mark.parametrize("ids", [[-1], [1.5], [True], ["1"], 5, "12"])
+@pytest.mark.parametrize("ids", [[-1], [1.5], [True], ["1"], 5, "12", [1] * 1025])
 def test_stop_token_ids_that_are_refused(ids):
     with pytest.raises(RequestError) as caught:
         SamplingParams(stop_token_ids=ids)
@@ -89,8 +89,9 @@ def test_stop_token_ids_that_are_refused(ids):
 
 @pytest.mark.parametrize(
     "bias",
-    [{"abc": 1}, {1.0: 1}, {True: 1}, {1: 1e30}, {1: float("nan")}, {1: "1"}, {1: True}, {1: -101}, [1], {1: None}],
-)
+    [{"abc": 1}, {1.0: 1}, {True: 1}, {1: 1e30}, {1: float("nan")}, {1: "1"}, {1: True}, {1: -101}, [1], {1: None}, 5,
+     dict.fromkeys(range(1025), 1)],
+)  # fmt: skip
 def test_logit_biases_that_are_refused(bias):
     with pytest.raises(RequestError) as caught:
         SamplingParams(logit_bias=bias)

@@ -78,7 +78,7 @@ def test_numbers_that_are_none(http: httpx.Client, path: str, name: str) -> None
         ("top_k", [-2, 1.5, "5"]),
         ("seed", [2**63, -(2**63) - 1, 1.5, "a", True, 10**400]),
         ("stop", ["", [""], ["a", ""], [1], 5, {}, ["x"] * 33, "x" * 1025]),
-        ("stop_token_ids", [[-1], [VOCAB], ["a"], [True], [1.5], 3, [10**400]]),
+        ("stop_token_ids", [[-1], [VOCAB], ["a"], [True], [1.5], 3, [10**400], [1] * 1025]),
         ("logit_bias", [{str(VOCAB): 1}, {"-1": 1}, {"abc": 1}, {str(10**12): 1}, {"1" * 400: 1}, {"1.0": 1}, {" 1": 1},
                         {"5": 1e30}, {"5": float("nan")}, {"5": 101}, {"5": None}, {"5": True}, {"5": "1"}, [5], 3]),
         ("prompt_logprobs", [-1, 21, VOCAB + 1, 10**6, True, 0.5]),

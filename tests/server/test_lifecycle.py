@@ -204,3 +204,24 @@ def test_what_it_prints_works(start: Callable[..., ServerProcess]) -> None:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
     assert "a😀b中" in said.stdout, said
+
+
+@pytest.mark.parametrize("words", ["unable to perform operation on <TCPTransport>; the handler is closed", "other"])
+def test_a_client_that_left_between_two_writes_is_no_failure(words: str) -> None:
+    from stenograph.server.app import _RequestIds
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        raise RuntimeError(words)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    sending = _RequestIds(app)({"type": "http", "headers": []}, receive, send)
+    if words == "other":
+        with pytest.raises(RuntimeError):
+            asyncio.run(sending)
+    else:
+        asyncio.run(sending)

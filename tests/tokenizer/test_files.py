@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,21 @@ def test_a_directory_is_read_without_transformers(tiny: Path, monkeypatch: pytes
     assert tokenizer.encode("é!") == [0xC3, 0xA9, 33] and tokenizer.decode([0xC3, 0xA9, 33]) == "é!"
     assert tokenizer.apply_chat_template(USER) == [260, *b"Hi", 262, 261]
     assert tokenizer.special_ids == frozenset(range(256, 256 + len(SPECIAL)))
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tiny: Path) -> None:
+    tokenizer = load(tiny)
+    text = "word " * 150_000
+    start = last = time.monotonic()
+    longest = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(tokenizer.encode, text)
+        while not encoding.done():
+            time.sleep(0.001)
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+    assert encoding.result() == list(text.encode())
+    assert longest < 0.5 * (last - start)
 
 
 def test_control_tokens_in_content_of_a_template_that_builds_its_markers(tiny: Path) -> None:
