@@ -54,6 +54,7 @@ class LLM:
         )
         self.outputs = OutputProcessor(self.tokenizer)
         self._ids = itertools.count()
+        self._news: dict[str, list[RequestOutput]] = {}  # what has come for each request and wasn't read yet
 
     def generate(
         self,
@@ -68,16 +69,16 @@ class LLM:
             each = list(params)
         if len(each) != len(many):
             raise RequestError(f"{len(many)} prompts, but {len(each)} sampling parameters.", param="params")
-        deltas: dict[str, list[RequestOutput]] = {}
+        ids: list[str] = []
         try:
             for prompt, one in zip(many, each, strict=True):
-                deltas[self._submit(prompt, one)] = []
-            while self.core.has_work():
-                for delta in self._step():
-                    deltas[delta.request_id].append(delta)
+                ids.append(self._submit(prompt, one))
+            for request_id in ids:
+                while not (self._news[request_id] and self._news[request_id][-1].finished):
+                    self._step()
+            return [merge(self._news[request_id]) for request_id in ids]
         finally:
-            self._drop(deltas)
-        return [merge(found) for found in deltas.values()]
+            self._drop(ids)
 
     def chat(
         self,
@@ -90,15 +91,17 @@ class LLM:
         return self.generate([self._render(m, **template_kwargs) for m in conversations], params)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """The answer as it comes: each item carries what is new (see `OutputProcessor`)."""
+        """The answer as it comes: each item carries what is new (see `OutputProcessor`). Several streams, and
+        `generate` meanwhile, may run side by side in one thread."""
         request_id = self._submit(prompt, params or SamplingParams())
         try:
             finished = False
-            while not finished and self.core.has_work():
-                for delta in self._step():
-                    if delta.request_id == request_id:
-                        finished = delta.finished
-                        yield delta
+            while not finished:
+                while not self._news[request_id]:
+                    self._step()
+                delta = self._news[request_id].pop(0)
+                finished = delta.finished
+                yield delta
         finally:
             self._drop([request_id])
 
@@ -121,6 +124,7 @@ class LLM:
         request_id = f"offline-{next(self._ids)}"
         requests = self.inputs.build(request_id, prompt, params)
         self.outputs.add(request_id, prompt if isinstance(prompt, str) else None, requests)
+        self._news[request_id] = []
         try:
             for request in requests:
                 self.core.add_request(request)
@@ -129,14 +133,16 @@ class LLM:
             raise
         return request_id
 
-    def _step(self) -> list[RequestOutput]:
+    def _step(self) -> None:
         deltas, aborts = self.outputs.process(self.core.step())
         self.core.abort(aborts)
-        return deltas
+        for delta in deltas:
+            self._news[delta.request_id].append(delta)
 
-    def _drop(self, request_ids: Any) -> None:
-        for request_id in list(request_ids):
+    def _drop(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
             self.core.abort(self.outputs.drop(request_id))
+            self._news.pop(request_id, None)
 
 
 def _as_prompts(prompts: Any) -> list[Prompt]:

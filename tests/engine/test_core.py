@@ -164,9 +164,9 @@ def test_preempted_requests_keep_their_text_penalties_seeds_and_logprobs(tiny: t
 
 def test_a_request_that_can_never_fit_is_refused_and_the_next_one_runs(tiny: tuple[Path, Any]) -> None:
     llm = engine(tiny[0], max_total_tokens=64)
-    with pytest.raises(RequestError, match="whole cache holds 65"):
+    with pytest.raises(RequestError, match="cache holds 65"):
         llm.generate([[1] * 100], greedy(4))
-    with pytest.raises(RequestError, match="whole cache holds 65"):
+    with pytest.raises(RequestError, match="cache holds 65"):
         llm.generate([[1] * 40], greedy(40))
     assert len(ids_of(llm, [1, 2, 3], greedy(4))) == 4
 
@@ -176,7 +176,7 @@ def test_a_prompt_alone_that_fills_the_cache_runs_and_one_token_more_is_refused(
     llm = engine(tiny[0], max_total_tokens=64)
     out = llm.generate([[1] * 64], greedy(0, prompt_logprobs=0))[0]
     assert out.prompt_logprobs is not None and len(out.prompt_logprobs) == 64
-    with pytest.raises(RequestError, match="whole cache holds 65"):
+    with pytest.raises(RequestError, match="cache holds 65"):
         llm.generate([[1] * 65], greedy(0))
     assert not llm.core.has_work()
 
@@ -238,6 +238,18 @@ def test_streamed_text_joins_to_the_whole(llm: LLM) -> None:
     assert "".join(p.outputs[0].text for p in parts) == whole.text
     assert [t for p in parts for t in p.outputs[0].token_ids] == whole.token_ids
     assert [p.finished for p in parts].count(True) == 1 and parts[-1].finished
+
+
+def test_streams_and_whole_answers_run_side_by_side(llm: LLM) -> None:
+    alone = [llm.generate(text, greedy(12))[0].outputs[0].token_ids for text in ("ab", "cd", "ef")]
+    first, second = llm.stream("ab", greedy(12)), llm.stream("cd", greedy(12))
+    found: list[list[int]] = [[], []]
+    for turn, (a, b) in enumerate(zip(first, second, strict=True)):
+        found[0] += a.outputs[0].token_ids
+        found[1] += b.outputs[0].token_ids
+        if turn == 3:
+            assert llm.generate("ef", greedy(12))[0].outputs[0].token_ids == alone[2]
+    assert found == alone[:2] and not llm.core.has_work() and not llm._news
 
 
 def test_leaving_a_stream_early_frees_its_pages(llm: LLM) -> None:
