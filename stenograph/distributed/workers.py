@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from stenograph.executor.step import Step, StepResult
 from stenograph.loading.source import ModelSource, open_model
 
 log = logging.getLogger(__name__)
+IDLE = timedelta(days=365)
+"""How long a rank waits for the next step: an engine without requests waits too, and gloo gives up after half an hour."""
 
 
 def make_executor(resolved: Resolved, source: ModelSource, *, progress: bool = True) -> Executor | ParallelExecutor:
@@ -59,7 +62,12 @@ class ParallelExecutor:
                 f"{', '.join(dead)} died.", remedy="Its last words are on the log; restart the engine."
             )
         _broadcast(step, self._control)
-        return self._rank0.execute(step)
+        try:
+            return self._rank0.execute(step)
+        except Exception as error:  # the other ranks may be anywhere in the step: nothing brings them together again
+            log.exception("A step failed")
+            self._stop_workers()
+            raise EngineDeadError(f"A step of {len(self._workers) + 1} ranks failed: {type(error).__name__}.") from error
 
     def shutdown(self) -> None:
         if all(w.is_alive() for w in self._workers):
@@ -74,6 +82,7 @@ class ParallelExecutor:
         for worker in self._workers:
             if worker.is_alive():
                 worker.terminate()
+                worker.join(timeout=5)
 
 
 def _worker(rank: int, resolved: Resolved, port: int) -> None:
@@ -89,6 +98,10 @@ def _worker(rank: int, resolved: Resolved, port: int) -> None:
     except StenographError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
         sys.exit(1)
+    except Exception as error:  # a lost peer, most often: rank 0 notices that this process is gone
+        log.debug("rank %d failed", rank, exc_info=True)
+        print(f"rank {rank}: stopped by {type(error).__name__} (--log-level debug shows where)", file=sys.stderr)
+        sys.exit(1)
 
 
 def _join(rank: int, resolved: Resolved, port: int) -> tuple[TensorParallel, dist.ProcessGroup]:
@@ -101,7 +114,7 @@ def _join(rank: int, resolved: Resolved, port: int) -> tuple[TensorParallel, dis
         world_size=resolved.tp_size,
     )
     model_group = dist.group.WORLD
-    control = dist.new_group(backend="gloo")
+    control = dist.new_group(backend="gloo", timeout=IDLE)
     assert model_group is not None and isinstance(control, dist.ProcessGroup)
     return TensorParallel(rank=rank, size=resolved.tp_size, group=model_group), control
 

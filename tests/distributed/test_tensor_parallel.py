@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from stenograph import LLM, SamplingParams
+from stenograph.distributed import workers
 from stenograph.distributed.tensor_parallel import TensorParallel
-from stenograph.errors import ConfigError
+from stenograph.errors import ConfigError, EngineDeadError
 from tests.tiny import ARCHITECTURES, greedy_reference, save_tiny
 
 PROMPTS = [[5, 6, 7], list(range(40)), [9]]
@@ -100,8 +102,21 @@ def test_the_engine_with_two_ranks_gives_the_tokens_of_one(directories: dict[str
         drawn = SamplingParams(temperature=1.0, seed=3, max_tokens=16, ignore_eos=True, frequency_penalty=0.5)
         first, second = (llm.generate(PROMPTS, drawn)[1].outputs[0].token_ids for _ in range(2))
         assert first == second
+        # A step that fails on one rank leaves the others in the middle of it: no further step may run.
+        with pytest.raises(EngineDeadError, match="2 ranks failed"):
+            llm.core.executor._rank0.execute = lambda step: 1 / 0
+            llm.generate(PROMPTS, greedy)
     finally:
         llm.shutdown()
+
+
+def test_ranks_wait_for_the_next_step_as_long_as_it_takes() -> None:
+    """An engine without requests must not die of gloo's own limit, half an hour."""
+    _, control = workers._join(0, SimpleNamespace(device="cpu", tp_size=1), workers._free_port())
+    try:
+        assert control._get_backend(torch.device("cpu")).options._timeout.days >= 300
+    finally:
+        dist.destroy_process_group()
 
 
 def test_shares_must_be_equal() -> None:
