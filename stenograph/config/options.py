@@ -220,9 +220,7 @@ class EngineOptions:
     special_tokens_in_content: bool = option(
         False, group="model", help="Let control-token text inside messages become control tokens: for trusted callers."
     )
-    random_seed: int = option(
-        0, group="model", low=0, high=2**63 - 1, help="Seed of requests without one."
-    )
+    random_seed: int = option(0, group="model", low=0, high=2**63 - 1, help="Seed of requests without one.")
 
     # -- device
     device: str = option(

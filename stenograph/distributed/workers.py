@@ -25,7 +25,7 @@ from stenograph.loading.source import ModelSource, open_model
 
 log = logging.getLogger(__name__)
 IDLE = timedelta(days=365)
-"""How long a rank waits for the next step: an engine without requests waits too, and gloo gives up after half an hour."""
+"""How long a rank waits for the next step: without requests for ever, where gloo by itself gives up after half an hour."""
 
 
 def make_executor(resolved: Resolved, source: ModelSource, *, progress: bool = True) -> Executor | ParallelExecutor:
@@ -67,7 +67,9 @@ class ParallelExecutor:
         except Exception as error:  # the other ranks may be anywhere in the step: nothing brings them together again
             log.exception("A step failed")
             self._stop_workers()
-            raise EngineDeadError(f"A step of {len(self._workers) + 1} ranks failed: {type(error).__name__}.") from error
+            raise EngineDeadError(
+                f"A step of {len(self._workers) + 1} ranks failed: {type(error).__name__}."
+            ) from error
 
     def shutdown(self) -> None:
         if all(w.is_alive() for w in self._workers):
