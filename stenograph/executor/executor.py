@@ -74,6 +74,9 @@ class Executor:
             smallest = torch.tensor([pages], device=self.device)
             torch.distributed.all_reduce(smallest, op=torch.distributed.ReduceOp.MIN, group=self.tp.group)
             pages = int(smallest.item())
+        asked = resolved.options.max_total_tokens
+        if asked is not None and pages < wanted:
+            log.warning("max_total_tokens is %d, but memory holds %d", asked, (pages - 1) * self.page_size)
         return self._cache_of(pages)
 
     def _cache_of(self, num_pages: int) -> KVCache:
@@ -154,7 +157,7 @@ class Executor:
             num_decode=step.num_decode,
             query_lens=[len(row.token_ids) for row in step.rows],
             kv_lens=[row.start + len(row.token_ids) for row in step.rows],
-            page_tables=[[int(p) for p in row.pages] for row in step.rows],
+            page_tables=[row.pages for row in step.rows],
             token_slots_T=packed[2],
         )
         return self.model.forward(packed[0], packed[1], backend.plan(layout))
@@ -167,7 +170,6 @@ class Executor:
             logits = self.model.logits(hidden_TE[start : start + len(targets)])
             found += logprobs_of(logits, targets, row.prompt_logprobs or 0)
         return found
-
 
     def shutdown(self) -> None:
         """Nothing runs outside this process."""

@@ -371,6 +371,17 @@ def test_one_bad_prompt_among_good_ones_leaves_nothing_behind(llm: LLM) -> None:
     assert not llm.core.has_work() and llm.core.stats().free_pages == llm.core.stats().total_pages
 
 
+def test_a_cache_smaller_than_asked_for_is_told(
+    tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine(tiny[0])
+    assert "max_total_tokens" not in caplog.text
+    monkeypatch.setattr("stenograph.executor.executor.available_host_bytes", lambda: 1 << 20)
+    small = engine(tiny[0])
+    held = 16 * small.core.allocator.capacity
+    assert held < 4096 and f"max_total_tokens is 4096, but memory holds {held}" in caplog.text
+
+
 def test_unknown_options_name_the_nearest(tiny: tuple[Path, Any]) -> None:
     with pytest.raises(ConfigError, match="page_size"):
         LLM(str(tiny[0]), page_sise=16)
