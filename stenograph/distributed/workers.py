@@ -25,7 +25,7 @@ from stenograph.loading.source import ModelSource, open_model
 
 log = logging.getLogger(__name__)
 IDLE = timedelta(days=365)
-"""How long a rank waits for the next step: without requests for ever, where gloo by itself gives up after half an hour."""
+"""How long a rank waits for a step: an engine without requests waits long, and gloo gives up after half an hour."""
 
 
 def make_executor(resolved: Resolved, source: ModelSource, *, progress: bool = True) -> Executor | ParallelExecutor:
