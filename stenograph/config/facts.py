@@ -16,6 +16,8 @@ from stenograph.errors import ModelLoadError
 
 __all__ = ["DeviceFacts", "MLAFacts", "MoEFacts", "ModelFacts", "RopeFacts"]
 
+MOST_LAYERS = 10_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeFacts:
@@ -123,6 +125,8 @@ def _read(top: Mapping[str, Any]) -> ModelFacts:
     architecture = str(architectures[0])
     model_type = str(config.get("model_type", ""))
     hidden, heads, layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
+    if layers > MOST_LAYERS:  # of a damaged file: what is kept for each of them would fill the memory
+        raise ModelLoadError(f"config.json: num_hidden_layers is {layers}; at most {MOST_LAYERS}.")
     gemma3 = model_type.startswith("gemma3")
     kv_heads = int(_number(config, "num_key_value_heads", heads, whole=True))
     if heads % kv_heads:

@@ -60,8 +60,9 @@ def build_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
     except ModelLoadError:
         raise
     except Exception as error:  # the tokenizers package raises bare exceptions, and type errors for broken text
+        why = str(error).partition("\n")[0]
         raise ModelLoadError(
-            f"The GGUF file's tokenizer is damaged: {error}.",
+            f"The GGUF file's tokenizer is damaged: {why}.",
             remedy="Fetch the file again, or name another tokenizer with --tokenizer.",
         ) from error
     return tokenizer

@@ -204,7 +204,10 @@ class TestBadInput:
         with pytest.raises(ModelLoadError, match="config.json"):
             open_model(str(tmp_path))
 
-    @pytest.mark.parametrize("field,value", [("hidden_size", None), ("num_hidden_layers", -1), ("vocab_size", "many")])
+    @pytest.mark.parametrize(
+        "field,value",
+        [("hidden_size", None), ("num_hidden_layers", -1), ("num_hidden_layers", 10**9), ("vocab_size", "many")],
+    )
     def test_wrong_fields_are_named(self, tmp_path: Path, field: str, value: Any) -> None:
         save_tiny(tmp_path)
         edit_config(tmp_path, **{field: value})

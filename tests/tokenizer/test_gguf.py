@@ -139,6 +139,7 @@ def test_padding_that_repeats_a_name_keeps_the_first_id() -> None:
         ({"tokenizer.ggml.tokens": []}, "without tokens"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "2 token types"),
         ({"tokenizer.ggml.merges": ["no such"]}, "damaged"),
+        ({"tokenizer.ggml.tokens": ["half a letter: \udcb8"], "tokenizer.ggml.token_type": [1]}, "damaged"),
         ({"tokenizer.ggml.model": "llama"}, "lacks a score"),
     ],
 )
@@ -146,6 +147,7 @@ def test_what_is_unknown_or_damaged_is_told(changes: dict[str, Any], says: str) 
     with pytest.raises(ModelLoadError, match=says) as caught:
         load({**byte_level(), **changes})
     assert caught.value.remedy
+    assert "\n" not in str(caught.value)
 
 
 def test_every_known_kind_can_be_built() -> None:
