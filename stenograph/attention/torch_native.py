@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stenograph.attention.base import AttentionSpec, BatchLayout
+from stenograph.attention.decode_rows import DecodeRows
 from stenograph.memory.kv_cache import KVCache
 from stenograph.memory.malloc import keep_freed_memory
 from stenograph.memory.page_allocator import PADDING_PAGE
@@ -28,11 +29,14 @@ class TorchNativeBackend:
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
+        self.rows: DecodeRows | None = None
         if cache.keys[0].device.type == "cpu":
             keep_freed_memory()
+            self.rows = DecodeRows(cache, most_bytes=cache.num_bytes // 2)
 
     def plan(self, layout: BatchLayout) -> TorchNativePlan:
-        return TorchNativePlan(self.cache, layout)
+        ready = self.rows is not None and self.rows.prepare(layout)
+        return TorchNativePlan(self.cache, layout, self.rows if ready else None)
 
 
 def is_run(pages: list[int]) -> bool:
@@ -43,15 +47,18 @@ def is_run(pages: list[int]) -> bool:
 class TorchNativePlan:
     """Index tensors of one step, shared by all layers. Masks are made once for each window size."""
 
-    def __init__(self, cache: KVCache, layout: BatchLayout) -> None:
+    def __init__(self, cache: KVCache, layout: BatchLayout, rows: DecodeRows | None) -> None:
         self.cache = cache
+        self.rows = rows
         self.layout = layout
         self.device = layout.token_slots_T.device
         self.num_decode = layout.num_decode
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         self.decode_slice: slice | None = None
         self._gathered: dict[str, Tensor] = {}
-        if self.num_decode == 1 and is_run(layout.page_tables[0]):
+        if rows is not None:
+            pass  # it knows where they are
+        elif self.num_decode == 1 and is_run(layout.page_tables[0]):
             self.decode_slice = self._slice(0)
         elif self.num_decode:
             self._plan_decode()
@@ -93,12 +100,12 @@ class TorchNativePlan:
         slots_T = self.layout.token_slots_T
         keys.index_copy_(0, slots_T, k_TGD.to(keys.dtype))
         values.index_copy_(0, slots_T, v_TGD.to(values.dtype))
-        if self.num_decode == q_THD.shape[0]:
-            return self._decode(spec, q_THD, keys, values)
-        out_THD = torch.empty_like(q_THD)
-        if self.num_decode:
-            out_THD[: self.num_decode] = self._decode(spec, q_THD[: self.num_decode], keys, values)
         start = self.num_decode
+        if start == q_THD.shape[0]:
+            return self._decode(spec, q_THD, k_TGD, v_TGD)
+        out_THD = torch.empty_like(q_THD)
+        if start:
+            out_THD[:start] = self._decode(spec, q_THD[:start], k_TGD[:start], v_TGD[:start])
         for i, slots in enumerate(self.prefill_slots):
             row = self.num_decode + i
             stop = start + self.layout.query_lens[row]
@@ -106,7 +113,10 @@ class TorchNativePlan:
             start = stop
         return out_THD
 
-    def _decode(self, spec: AttentionSpec, q_BHD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _decode(self, spec: AttentionSpec, q_BHD: Tensor, k_BGD: Tensor, v_BGD: Tensor) -> Tensor:
+        if self.rows is not None:
+            return self.rows.attend(spec, q_BHD, k_BGD, v_BGD)
+        keys, values = self.cache.keys[spec.layer], self.cache.values[spec.layer]
         if self.decode_slice is not None:
             return self._decode_in_place(spec, q_BHD, keys, values, self.decode_slice)
         batch, groups, dim = self.num_decode, spec.num_kv_heads, spec.head_dim

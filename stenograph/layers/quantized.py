@@ -6,7 +6,8 @@ torch multiplies 4-bit weights in groups of 32 on the CPU, at speed in bfloat16 
 w = (q - 8) * scale + zero, with q in 0..15. The block formats fit it with every quantised number kept as it is:
     Q4_0  w = d * (q - 8)                            scale d, zero 0
     Q4_1  w = d * q + m                              scale d, zero m + 8 d
-    Q8_0  w = d * q = d * (16 high + low)            two products: high + 8 with scale 16 d, low with scale d, zero 8 d
+    Q8_0  w = d * q = d * (16 high + low)            high + 8 with scale 16 d, beside low with scale d and zero 8 d:
+                                                     one product of twice the width, x written twice
 Only the scales are rounded, to the kernel's bfloat16: the result equals the dequantised bfloat16 model to bfloat16's
 accuracy. In any other dtype the weights are dequantised, exactly in float32.
 """
@@ -25,7 +26,8 @@ BLOCK = 32  # weights a block of the packable types
 PACKABLE = ("Q4_0", "Q4_1", "Q8_0")
 MAX_PACKED_TOKENS = 8
 """Above this the 4-bit kernel, whose time grows with every token, falls behind a dense bfloat16 product (cold weights,
-576 x 576 ... 3072 x 576, two AVX-512 cores: level at 8 tokens, 1.3 times as slow at 16, twice as slow at 32)."""
+576 x 576 ... 3072 x 576, two AVX-512 cores: level at 8 tokens, 1.3 times as slow at 16, twice as slow at 32). Half as
+many for Q8_0, which takes two numbers a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,33 +80,29 @@ class PackedLinear:
     """
 
     def __init__(
-        self, planes: list[tuple[Tensor, Tensor]], shape: tuple[int, int], dense: PrepackedLinear | None
+        self, weights: Tensor, scales: Tensor, shape: tuple[int, int], *, planes: int, dense: PrepackedLinear | None
     ) -> None:
-        self.planes, self.shape, self.dense = planes, shape, dense
-        self._single = planes[0] if len(planes) == 1 else None
+        self.weights, self.scales, self.shape, self.planes, self.dense = weights, scales, shape, planes, dense
+        self.most_packed = MAX_PACKED_TOKENS // planes
+        self._multiply = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 
     @property
     def num_bytes(self) -> int:
-        packed = sum(t.numel() * t.element_size() for plane in self.planes for t in plane)
+        packed = sum(t.numel() * t.element_size() for t in (self.weights, self.scales))
         return packed + (0 if self.dense is None else self.dense.num_bytes)
 
     def bytes_read(self, num_tokens: int) -> int:
         """By a product with so many rows."""
-        if self.dense is not None and num_tokens > MAX_PACKED_TOKENS:
+        if self.dense is not None and num_tokens > self.most_packed:
             return self.dense.num_bytes
         return self.num_bytes - (0 if self.dense is None else self.dense.num_bytes)
 
     def __call__(self, x_TK: Tensor) -> Tensor:
-        if self.dense is not None and x_TK.shape[0] > MAX_PACKED_TOKENS:
+        if self.dense is not None and x_TK.shape[0] > self.most_packed:
             return self.dense(x_TK)
-        if self._single is not None:
-            weights, scales = self._single
-            return torch.ops.aten._weight_int4pack_mm_for_cpu(x_TK, weights, BLOCK, scales)
-        y_TN = None
-        for weights, scales in self.planes:
-            part = torch.ops.aten._weight_int4pack_mm_for_cpu(x_TK, weights, BLOCK, scales)
-            y_TN = part if y_TN is None else y_TN.add_(part)
-        assert y_TN is not None
+        if self.planes > 1:
+            x_TK = torch.cat([x_TK] * self.planes, dim=-1)
+        y_TN: Tensor = self._multiply(x_TK, self.weights, BLOCK, self.scales)
         return y_TN
 
 
@@ -117,27 +115,22 @@ def pack(weight: QuantizedTensor, dtype: torch.dtype, *, keep_dense: bool = True
         return None
     blocks_NBX = weight.data.view(rows, cols // BLOCK, -1)
     scale_NB = blocks_NBX[..., :2].contiguous().view(torch.float16).float().squeeze(-1)
+    planes = 1
     if weight.qtype == "Q8_0":
         q_NK = blocks_NBX[..., 2:].contiguous().view(torch.int8).to(torch.int32).view(rows, cols)
-        planes = [
-            _plane((q_NK >> 4) + 8, 16 * scale_NB, torch.zeros_like(scale_NB)),
-            _plane(q_NK & 15, scale_NB, 8 * scale_NB),
-        ]
+        q_NK = torch.cat([(q_NK >> 4) + 8, q_NK & 15], dim=1)
+        zero_NB = torch.cat([torch.zeros_like(scale_NB), 8 * scale_NB], dim=1)
+        scale_NB = torch.cat([16 * scale_NB, scale_NB], dim=1)
+        planes = 2
     else:
         header = 2 if weight.qtype == "Q4_0" else 4
-        packed = blocks_NBX[..., header:]  # byte i of a block: weight i low, weight i + 16 high
-        q_NK = torch.cat([packed & 15, packed >> 4], dim=-1).to(torch.int32).view(rows, cols)
-        if weight.qtype == "Q4_0":
-            zero_NB = torch.zeros_like(scale_NB)
-        else:
+        nibbles = blocks_NBX[..., header:]  # byte i of a block: weight i low, weight i + 16 high
+        q_NK = torch.cat([nibbles & 15, nibbles >> 4], dim=-1).to(torch.int32).view(rows, cols)
+        zero_NB = torch.zeros_like(scale_NB)
+        if weight.qtype == "Q4_1":
             zero_NB = blocks_NBX[..., 2:4].contiguous().view(torch.float16).float().squeeze(-1) + 8 * scale_NB
-        planes = [_plane(q_NK, scale_NB, zero_NB)]
+    weights = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q_NK.contiguous(), 1)
+    scales = torch.stack([scale_NB.t(), zero_NB.t()], dim=-1).to(torch.bfloat16).contiguous()  # [B, N, 2]
     copy = keep_dense and can_prepack(dtype, weight.data.device)
-    return PackedLinear(planes, weight.shape, PrepackedLinear(weight.dequantize(dtype)) if copy else None)
-
-
-def _plane(q_NK: Tensor, scale_NB: Tensor, zero_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """(packed nibbles, bfloat16 [B, N, 2] scale and zero) for q in 0..15."""
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q_NK.contiguous(), 1)
-    scales = torch.stack([scale_NB.t(), zero_NB.t()], dim=-1).to(torch.bfloat16).contiguous()
-    return packed, scales
+    dense = PrepackedLinear(weight.dequantize(dtype)) if copy else None
+    return PackedLinear(weights, scales, weight.shape, planes=planes, dense=dense)

@@ -113,11 +113,11 @@ def sample(logits_NV: Tensor, batch: SamplingBatch) -> SamplerOutput:
 def _maximum(logits_NV: Tensor) -> tuple[Tensor, Tensor]:
     """Each row's largest value and the first place it stands at.
 
-    On a CPU block by block: `max` with its index runs through a row one number at a time, `amax` a vector at a time
-    (16 rows of 49152: 200 us against 46).
+    Several rows on a CPU go block by block: `max` with its index runs through a row one number at a time, `amax` a
+    vector at a time (16 rows of 49152: 200 us against 46).
     """
     rows, vocab = logits_NV.shape
-    if logits_NV.device.type != "cpu" or vocab % BLOCK:
+    if logits_NV.device.type != "cpu" or rows == 1 or vocab % BLOCK:
         top_N, index_N = logits_NV.max(dim=-1)
         return top_N, index_N
     blocks_NCB = logits_NV.view(rows, vocab // BLOCK, BLOCK)
