@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stenograph.config.options import EngineOptions
@@ -66,9 +66,11 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(many)
         else:
-            each = list(params)
+            each = list(params) if isinstance(params, Iterable) else [params]
         if len(each) != len(many):
             raise RequestError(f"{len(many)} prompts, but {len(each)} sampling parameters.", param="params")
+        if not all(isinstance(one, SamplingParams) for one in each):
+            raise RequestError("params holds something that is not SamplingParams.", param="params")
         ids: list[str] = []
         try:
             for prompt, one in zip(many, each, strict=True):
@@ -87,6 +89,8 @@ class LLM:
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Like `generate`, from one conversation or several, through the model's chat template."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise RequestError(f"{messages!r:.80} is no list of messages.", param="messages")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self.generate([self._render(m, **template_kwargs) for m in conversations], params)
 
@@ -146,9 +150,21 @@ class LLM:
 
 
 def _as_prompts(prompts: Any) -> list[Prompt]:
+    """Raises `RequestError` for what is neither a prompt nor several."""
     if isinstance(prompts, str):
         return [prompts]
-    prompts = list(prompts)
-    if prompts and all(isinstance(p, int) for p in prompts):
-        return [prompts]
-    return prompts
+    many = _as_list(prompts)
+    if many and all(isinstance(p, int) for p in many):
+        return [many]
+    return [p if isinstance(p, str) else _as_list(p) for p in many]
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Also of an array or a tensor, whose numbers become Python's."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
+        raise RequestError(
+            f"{value!r:.80} is no prompt.", param="prompt", remedy="Give a text, or a list of token ids."
+        )
+    return [item.tolist() if hasattr(item, "tolist") else item for item in value]

@@ -67,8 +67,9 @@ def bind(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise ConfigError(f"host {host} (--host) is unknown: {error.strerror}.") from None
+    except (socket.gaierror, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no host name"
+        raise ConfigError(f"host {host[:80]} (--host) is unknown: {reason}.") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

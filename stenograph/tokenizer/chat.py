@@ -76,6 +76,13 @@ class ChatTemplate:
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages whose content is a string, so that no template prints "None" or a list. Raises `RequestError`."""
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise RequestError(
+                f"messages[{i}] is {message!r:.80}, no message.",
+                param="messages",
+                remedy='Give {"role": ..., "content": ...}.',
+            )
     return [{**message, "content": _text_of(message.get("content"), i)} for i, message in enumerate(messages)]
 
 
