@@ -86,8 +86,9 @@ class DecodeRows:
         if spec.softcap is None:
             scores_XRC = torch.add(bias_X1C, scores_XRC, alpha=spec.scale)
         else:
-            scores_XRC = scores_XRC.mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap).add_(bias_X1C)
-        out_WHD = torch.bmm(scores_XRC.softmax(-1), v_XCD).view(q_BHD.shape)
+            scores_XRC = scores_XRC.float().mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap).add_(bias_X1C)
+        probs_XRC = scores_XRC.softmax(-1).to(self.dtype)
+        out_WHD = torch.bmm(probs_XRC, v_XCD).view(q_BHD.shape)
         out_BHD = out_WHD if self.place_of_row is None else out_WHD.index_select(0, self.place_of_row)
         return out_BHD.to(q_BHD.dtype)
 
@@ -111,13 +112,13 @@ class DecodeRows:
         self._biases: dict[int | None, Tensor] = {}
 
     def _bias(self, window: int | None) -> Tensor:
-        """[X, 1, C]: 0 where a row may look, else -inf."""
+        """float32 [X, 1, C]: 0 where a row may look, else -inf."""
         if window not in self._biases:
             lane_C = torch.arange(self.lanes)
             hidden_WC = lane_C >= self._lens_W1
             if window is not None:
                 hidden_WC |= lane_C < self._lens_W1 - window
-            bias_WC = torch.zeros(hidden_WC.shape, dtype=self.dtype).masked_fill_(hidden_WC, -torch.inf)
+            bias_WC = torch.zeros(hidden_WC.shape).masked_fill_(hidden_WC, -torch.inf)
             self._biases[window] = bias_WC.repeat_interleave(self.groups, dim=0).unsqueeze(1)
         return self._biases[window]
 
@@ -131,7 +132,10 @@ class DecodeRows:
             layer[1, place, :, :length] = values.index_select(0, slots_N).transpose(0, 1)
 
     def _make_room(self, count: int, longest: int, *, used: int) -> bool:
-        """Lays the copy out for so many rows of such a length, keeping what is in use. False where it would be too big."""
+        """Lays the copy out for so many rows of such a length, keeping what is in use.
+
+        False where it would be too big.
+        """
         stored = self.cache.keys[0].dtype
         dtype = self.dtype
         if count > FLOAT32_PLACES:

@@ -17,9 +17,12 @@ from torch import Tensor
 
 from stenograph.attention.base import AttentionSpec, BatchLayout
 from stenograph.attention.decode_rows import DecodeRows
+from stenograph.memory.arithmetic import DECODE_COPY
 from stenograph.memory.kv_cache import KVCache
 from stenograph.memory.malloc import keep_freed_memory
 from stenograph.memory.page_allocator import PADDING_PAGE
+
+QUERY_BLOCK = 128
 
 
 class TorchNativeBackend:
@@ -32,7 +35,7 @@ class TorchNativeBackend:
         self.rows: DecodeRows | None = None
         if cache.keys[0].device.type == "cpu":
             keep_freed_memory()
-            self.rows = DecodeRows(cache, most_bytes=cache.num_bytes // 2)
+            self.rows = DecodeRows(cache, most_bytes=cache.num_bytes // DECODE_COPY)
 
     def plan(self, layout: BatchLayout) -> TorchNativePlan:
         ready = self.rows is not None and self.rows.prepare(layout)
@@ -169,11 +172,45 @@ class TorchNativePlan:
         return self._masks[key]
 
     def _prefill(self, spec: AttentionSpec, row: int, q_QHD: Tensor, k_KGD: Tensor, v_KGD: Tensor) -> Tensor:
+        if q_QHD.dtype == torch.bfloat16 and self.device.type == "cpu":
+            return self._prefill_in_blocks(spec, row, q_QHD, k_KGD.to(q_QHD.dtype), v_KGD.to(q_QHD.dtype))
         q_1HQD, k_1GKD, v_1GKD = (x.transpose(0, 1).unsqueeze(0) for x in (q_QHD, k_KGD, v_KGD))
         queries, length = self.layout.query_lens[row], self.layout.kv_lens[row]
         causal = queries == length and (spec.window is None or spec.window >= length)
         mask = None if causal else self._prefill_mask(row, spec.window)
         return _attention(spec, q_1HQD, k_1GKD, v_1GKD, mask, causal=causal).squeeze(0).transpose(0, 1)
+
+    def _prefill_in_blocks(self, spec: AttentionSpec, row: int, q_QHD: Tensor, k_KGD: Tensor, v_KGD: Tensor) -> Tensor:
+        """A few queries at a time over the keys that they may see: on the CPU in bfloat16 this takes a third of the
+        time of torch's fused kernel (512 queries, 9 heads of 64: 1.3 ms against 3.7)."""
+        queries, length = self.layout.query_lens[row], self.layout.kv_lens[row]
+        q_GRQD = q_QHD.unflatten(1, (spec.num_kv_heads, -1)).permute(1, 2, 0, 3).contiguous()
+        k_GDK, v_GKD = k_KGD.permute(1, 2, 0).contiguous(), v_KGD.transpose(0, 1).contiguous()
+        bias_QK = self._prefill_bias(row, spec.window)
+        out_QGRD = q_QHD.new_empty(queries, *q_GRQD.shape[:2], spec.head_dim)
+        for start in range(0, queries, QUERY_BLOCK):
+            stop = min(queries, start + QUERY_BLOCK)
+            last = length - queries + stop
+            first = 0 if spec.window is None else max(0, length - queries + start + 1 - spec.window)
+            q_GXD = q_GRQD[:, :, start:stop].flatten(1, 2)
+            scores = torch.bmm(q_GXD, k_GDK[:, :, first:last]).view(*q_GRQD.shape[:2], stop - start, last - first)
+            bias = bias_QK[start:stop, first:last]
+            if spec.softcap is None:
+                scores = torch.add(bias, scores, alpha=spec.scale)
+            else:
+                scores = scores.float().mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap).add_(bias)
+            probs_GXK = scores.softmax(-1).to(v_GKD.dtype).flatten(1, 2)
+            out_GRQD = torch.bmm(probs_GXK, v_GKD[:, first:last]).view(*q_GRQD.shape[:2], stop - start, -1)
+            out_QGRD[start:stop] = out_GRQD.permute(2, 0, 1, 3)
+        return out_QGRD.flatten(1, 2)
+
+    def _prefill_bias(self, row: int, window: int | None) -> Tensor:
+        """float32 [Q, K]: 0 where a query may look, else -inf."""
+        key = (-1 - row, window)
+        if key not in self._masks:
+            seen_QK = self._prefill_mask(row, window)
+            self._masks[key] = torch.zeros(seen_QK.shape).masked_fill_(~seen_QK, -torch.inf)
+        return self._masks[key]
 
     def _prefill_mask(self, row: int, window: int | None) -> Tensor:
         """bool [Q, K]: query i stands at position K - Q + i."""

@@ -50,7 +50,10 @@ def run(
 
 
 def _load(url: str, rate: float, requests: int, input_len: int, output_len: int) -> dict[str, Any]:
-    model = _get(f"{url}/v1/models")["data"][0]["id"]
+    try:
+        model = _get(f"{url}/v1/models")["data"][0]["id"]
+    except (LookupError, TypeError) as error:
+        raise StenographError(f"What answers at {url} lists no models.", remedy="Name a server of this API.") from error
     answers = asyncio.run(_all(url, model, rate, requests, input_len, output_len))
     good = [a for a in answers if a.failed is None and a.first_token is not None]
     span = max(a.end for a in answers) if answers else 0.0
@@ -58,7 +61,7 @@ def _load(url: str, rate: float, requests: int, input_len: int, output_len: int)
     first = [a.first_token for a in good if a.first_token is not None]
     rows = [
         {"measure": "time to first token", "unit": "ms", **_percentiles([1e3 * t for t in first])},
-        {"measure": "between tokens", "unit": "ms", **_percentiles([1e3 * t for t in gaps])},
+        {"measure": "between chunks", "unit": "ms", **_percentiles([1e3 * t for t in gaps])},
     ]
     return report(
         f"serve, {rate:g} requests/s, {input_len} in, {output_len} out",
@@ -162,5 +165,5 @@ def _get(url: str) -> Any:
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
             return json.load(response)
-    except (urllib.error.URLError, OSError) as error:
+    except (urllib.error.URLError, OSError, ValueError) as error:
         raise StenographError(f"No server answers at {url}: {error}.", remedy="Start one with steno serve.") from error

@@ -58,7 +58,7 @@ def offline(
     run(options, workloads=names, requests=requests)
 
 
-@app.command(name="serve", help="Time to the first token, and between tokens, of requests that arrive at a rate.")
+@app.command(name="serve", help="Time to the first token, and between chunks, of requests that arrive at a rate.")
 @with_options()
 def serve(
     *,

@@ -56,4 +56,4 @@ def _facts(options: EngineOptions) -> ModelFacts:
         return facts
     from stenograph.loading.source import open_model  # GGUF files and the hub's cache; heavier
 
-    return open_model(options.model, load_format=options.load_format).facts
+    return open_model(options.model, load_format=options.load_format, weights=False).facts

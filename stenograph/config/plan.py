@@ -88,6 +88,11 @@ def _wanted_pages(resolved: Resolved) -> int:
     )
 
 
+def _page_bytes(resolved: Resolved, parts: _Parts) -> int:
+    on_gpu = resolved.device_facts.kind != "cpu"
+    return arithmetic.budget_page_bytes(parts.per_token * resolved.page_size, on_gpu=on_gpu)
+
+
 def plan_memory(resolved: Resolved) -> MemoryPlan:
     """The plan for resolved settings. Raises `OutOfMemoryError`, saying what would do, where the model doesn't fit."""
     parts, device = _parts(resolved), resolved.device_facts
@@ -95,7 +100,7 @@ def plan_memory(resolved: Resolved) -> MemoryPlan:
     try:
         pages = pages_that_fit(
             parts.left_for_kv,
-            page_bytes=parts.per_token * resolved.page_size,
+            page_bytes=_page_bytes(resolved, parts),
             wanted_pages=_wanted_pages(resolved),
             what=device.name,
         )
@@ -195,6 +200,6 @@ def _what_would_do(resolved: Resolved) -> str:
         except ConfigError:
             continue
         parts = _parts(trial)
-        if parts.left_for_kv >= 2 * trial.page_size * parts.per_token:
+        if parts.left_for_kv >= 2 * _page_bytes(trial, parts):
             return f"{OPTIONS[name].flag} {value} would do."
     return "Use a smaller or quantised model, or a device with more memory."

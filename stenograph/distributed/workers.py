@@ -6,15 +6,18 @@ without another round trip. Steps travel over gloo on the CPU; the model's own s
 
 from __future__ import annotations
 
+import atexit
 import logging
-import socket
+import signal
 import sys
+import time
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from stenograph.config.resolve import Resolved
 from stenograph.distributed.tensor_parallel import TensorParallel
@@ -39,28 +42,41 @@ class ParallelExecutor:
     """Rank 0 here, ranks 1 .. tp_size - 1 in processes of their own; the same interface as `Executor`."""
 
     def __init__(self, resolved: Resolved, source: ModelSource, *, progress: bool = True) -> None:
-        port = _free_port()
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = mp.get_context("spawn")
         self._workers = [
-            context.Process(target=_worker, args=(rank, resolved, port), daemon=True, name=f"stenograph-rank-{rank}")
+            context.Process(
+                target=_worker, args=(rank, resolved, store.port), daemon=True, name=f"stenograph-rank-{rank}"
+            )
             for rank in range(1, resolved.tp_size)
         ]
+        atexit.register(self._stop_workers)  # before multiprocessing's own, whose SIGTERM they ignore
         for worker in self._workers:
             worker.start()
         try:
-            tp, self._control = _join(0, resolved, port)
+            self._await_workers(store)
+            tp, self._control = _join(0, resolved, store)
             self._rank0 = Executor(resolved, source, tp, progress=progress)
         except Exception:
             self._stop_workers()
             raise
         self.cache, self.model, self.facts = self._rank0.cache, self._rank0.model, self._rank0.facts
 
-    def execute(self, step: Step) -> StepResult:
+    def _await_workers(self, store: TCPStore) -> None:
+        """Until every rank is up: a rank that dies before it joins would leave the others waiting for it."""
+        while not store.check([_up(rank) for rank in range(1, len(self._workers) + 1)]):
+            self._check_workers()
+            time.sleep(0.02)
+
+    def _check_workers(self) -> None:
         dead = [w.name for w in self._workers if not w.is_alive()]
         if dead:
             raise EngineDeadError(
                 f"{', '.join(dead)} died.", remedy="Its last words are on the log; restart the engine."
             )
+
+    def execute(self, step: Step) -> StepResult:
+        self._check_workers()
         _broadcast(step, self._control)
         try:
             return self._rank0.execute(step)
@@ -83,13 +99,18 @@ class ParallelExecutor:
     def _stop_workers(self) -> None:
         for worker in self._workers:
             if worker.is_alive():
-                worker.terminate()
+                worker.kill()
                 worker.join(timeout=5)
 
 
 def _worker(rank: int, resolved: Resolved, port: int) -> None:
+    # A signal to the whole group must not end ranks while rank 0 still drains; it stops them when it is done.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        tp, control = _join(rank, resolved, port)
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        store.set(_up(rank), "1")
+        tp, control = _join(rank, resolved, store)
         source = open_model(
             resolved.model, load_format=resolved.load_format, trust_remote_code=resolved.trust_remote_code
         )
@@ -106,12 +127,16 @@ def _worker(rank: int, resolved: Resolved, port: int) -> None:
         sys.exit(1)
 
 
-def _join(rank: int, resolved: Resolved, port: int) -> tuple[TensorParallel, dist.ProcessGroup]:
+def _up(rank: int) -> str:
+    return f"rank-{rank}-is-up"
+
+
+def _join(rank: int, resolved: Resolved, store: TCPStore) -> tuple[TensorParallel, dist.ProcessGroup]:
     if resolved.device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl" if resolved.device == "cuda" else "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        store=store,
         rank=rank,
         world_size=resolved.tp_size,
     )
@@ -127,9 +152,3 @@ def _broadcast(message: Any, group: dist.ProcessGroup) -> Any:
     dist.broadcast_object_list(box, src=0, group=group)
     return box[0]
 
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

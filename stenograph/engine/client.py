@@ -221,19 +221,7 @@ class AsyncEngineClient:
     def build(self, prompt: Sequence[int], params: SamplingParams) -> list[EngineRequest]:
         """Checks one prompt; nothing runs yet. Raises `RequestError`."""
         assert self.inputs is not None
-        requests = self.inputs.build(format(next(self._ids), "x"), prompt, params)
-        limit = self.inputs.max_request_tokens
-        for request in requests[:1]:
-            total = len(request.prompt_token_ids) + (request.sampling.max_tokens or 0)
-            if total > limit:
-                raise RequestError(
-                    f"The prompt has {len(request.prompt_token_ids)} tokens and max_tokens is "
-                    f"{request.sampling.max_tokens}: together {total}, but the KV cache holds {limit} for one request.",
-                    param="max_tokens",
-                    code="context_length_exceeded",
-                    remedy="Shorten the prompt or lower max_tokens.",
-                )
-        return requests
+        return self.inputs.build(format(next(self._ids), "x"), prompt, params)
 
     def submit(self, prompts: Sequence[list[EngineRequest]]) -> AnswerStream:
         """Runs prompts from `build`. Raises `EngineDeadError`."""

@@ -174,11 +174,11 @@ class EngineCore:
             if index in result.prompt_logprobs:
                 known = self._prompt_logprobs[request.request_id]
                 known += result.prompt_logprobs[index][len(known) - 1 - row.start :]
-            if request.num_output == 0:
-                self._stats.prompt_tokens += row.count
             if not row.samples:
                 continue
             position, sampled = sampled, sampled + 1
+            if request.num_output == 0:
+                self._stats.prompt_tokens += request.prompt_len
             if position in result.nan_rows:
                 outputs.append(self._fail(request, "The model's output is not a number (NaN) for this request."))
                 continue

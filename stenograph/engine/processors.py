@@ -45,7 +45,14 @@ class InputProcessor:
             )
         max_tokens = params.max_tokens
         if max_tokens is None:
-            max_tokens = max(1, self.max_request_tokens - len(ids))
+            max_tokens = self.max_request_tokens - len(ids)
+            if max_tokens < 1:
+                raise RequestError(
+                    f"The prompt has {len(ids)} tokens; the KV cache holds {self.max_request_tokens} for one request.",
+                    param="prompt",
+                    code="context_length_exceeded",
+                    remedy="Shorten the prompt, or start the server with more KV memory.",
+                )
         elif max_tokens > room:
             raise RequestError(
                 f"The prompt has {len(ids)} tokens and max_tokens is {max_tokens}: together {len(ids) + max_tokens}, "
@@ -53,6 +60,14 @@ class InputProcessor:
                 param="max_tokens",
                 code="context_length_exceeded",
                 remedy=f"Lower max_tokens to at most {room}, or shorten the prompt.",
+            )
+        elif len(ids) + max_tokens > self.max_request_tokens:
+            raise RequestError(
+                f"The prompt has {len(ids)} tokens and max_tokens is {max_tokens}: together {len(ids) + max_tokens}, "
+                f"but the KV cache holds {self.max_request_tokens} for one request.",
+                param="max_tokens",
+                code="context_length_exceeded",
+                remedy="Shorten the prompt or lower max_tokens, or start the server with more KV memory.",
             )
         if params.min_tokens > max_tokens:
             raise RequestError(

@@ -19,7 +19,7 @@ from stenograph.executor.step import Step, StepResult, StepRow
 from stenograph.layers.linear import Build
 from stenograph.loading.loader import load_model
 from stenograph.loading.source import ModelSource
-from stenograph.memory.arithmetic import wanted_pages
+from stenograph.memory.arithmetic import activation_bytes, budget_page_bytes, kv_budget_bytes, wanted_pages
 from stenograph.memory.budget import available_host_bytes, human_bytes, pages_that_fit
 from stenograph.memory.kv_cache import KVCache
 from stenograph.models.base import dtype_of
@@ -58,17 +58,15 @@ class Executor:
 
     def _make_cache(self) -> KVCache:
         resolved = self.resolved
-        page_bytes = self._cache_of(2).num_bytes // 2
+        on_gpu = self.device.type == "cuda"
+        page_bytes = budget_page_bytes(self._cache_of(2).num_bytes // 2, on_gpu=on_gpu)
         wanted = wanted_pages(
             page_size=self.page_size,
             max_running_requests=resolved.max_running_requests,
             context_length=resolved.context_length,
             max_total_tokens=resolved.max_total_tokens,
         )
-        if self.device.type == "cpu":
-            budget = int(available_host_bytes() * resolved.mem_fraction_static) // self.tp.size
-        else:
-            budget = self._measured_device_budget()
+        budget = self._measured_device_budget() if on_gpu else self._host_budget()
         pages = pages_that_fit(budget, page_bytes=page_bytes, wanted_pages=wanted, what=str(self.device))
         if self.tp.size > 1:  # all ranks agree on the smallest
             smallest = torch.tensor([pages], device=self.device)
@@ -93,6 +91,24 @@ class Executor:
             device=self.device,
         )
 
+    def _host_budget(self) -> int:
+        """Bytes for the KV cache in main memory, of what the weights have left there."""
+        if self.tp.size > 1:
+            torch.distributed.barrier(self.tp.group)  # until every rank's weights are in memory
+        resolved, tp_size, requests = self.resolved, self.tp.size, self.resolved.max_running_requests
+        weights = self.model.weight_bytes()
+        tokens = max(resolved.step_prefill_tokens, requests)
+        return kv_budget_bytes(
+            total=available_host_bytes() + weights * tp_size,
+            fraction=resolved.mem_fraction_static,
+            weights=weights,
+            elsewhere=activation_bytes(
+                self.facts, dtype=resolved.dtype, tokens=tokens, requests=requests, tp_size=tp_size
+            ),
+            on_gpu=False,
+            tp_size=tp_size,
+        )
+
     def _measured_device_budget(self) -> int:
         """Bytes for the KV cache on a GPU: the fraction of its memory, less what is in use, less the measured peak of
         the largest prefill step and of sampling for a full batch in the way that needs the most memory."""
@@ -112,7 +128,8 @@ class Executor:
         del cache, hidden_TE, hidden_NE
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
-        return int(total * self.resolved.mem_fraction_static) - (total - free) - peak
+        fraction = self.resolved.mem_fraction_static
+        return kv_budget_bytes(total=total, fraction=fraction, weights=total - free, elsewhere=peak, on_gpu=True)
 
     # -- one step
 

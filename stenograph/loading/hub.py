@@ -13,8 +13,11 @@ CONNECT_SECONDS = 5
 ELSEWHERE = "Connect to the internet, or name a local directory, a .gguf file or smollm2-135m."
 
 
-def fetch(repo_id: str) -> Path:
-    """The local directory of a repository. Raises `ModelLoadError` where it is neither cached nor to be had."""
+def fetch(repo_id: str, *, weights: bool = True) -> Path:
+    """The local directory of a repository, with or without its weights.
+
+    Raises `ModelLoadError` where it is neither cached nor to be had.
+    """
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import (
@@ -30,7 +33,8 @@ def fetch(repo_id: str) -> Path:
         ) from error
 
     def get(*, offline: bool) -> Path:
-        found = snapshot_download(repo_id, allow_patterns=PATTERNS, ignore_patterns=UNUSED, local_files_only=offline)
+        wanted = PATTERNS if weights else ["*.json"]
+        found = snapshot_download(repo_id, allow_patterns=wanted, ignore_patterns=UNUSED, local_files_only=offline)
         return Path(found)
 
     try:

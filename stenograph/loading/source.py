@@ -65,8 +65,10 @@ class ModelSource:
             weight_files(self.path)
 
 
-def open_model(name_or_path: str, *, load_format: str = "auto", trust_remote_code: bool = False) -> ModelSource:
-    """Raises `ModelLoadError` with a remedy for whatever can't be opened.
+def open_model(
+    name_or_path: str, *, load_format: str = "auto", trust_remote_code: bool = False, weights: bool = True
+) -> ModelSource:
+    """Raises `ModelLoadError` with a remedy for whatever can't be opened. Without `weights`, none need be there.
 
     `trust_remote_code` is accepted for tokenizers that bring code; models are ours, so no model code is ever run.
     """
@@ -74,13 +76,14 @@ def open_model(name_or_path: str, *, load_format: str = "auto", trust_remote_cod
         raise ModelLoadError(f"load_format is {load_format!r}.", remedy=f"Choose one of {', '.join(FORMATS)}.")
     source = _open_preset(name_or_path) if load_format == "dummy" else None
     if source is None:
-        source = _open(name_or_path, find_path(name_or_path), load_format)
+        source = _open(name_or_path, find_path(name_or_path, weights=weights), load_format)
     if load_format in ("gguf", "safetensors") and source.format != load_format:
         raise ModelLoadError(
             f"--load-format is {load_format}, but {name_or_path} is {source.format}.",
             remedy="Leave --load-format at auto.",
         )
-    source.check_files()
+    if weights:
+        source.check_files()
     return source
 
 
@@ -94,8 +97,8 @@ def _open_preset(name: str) -> ModelSource | None:
     return _from_config(name, Path(name), dict(entry["config"]), "dummy")
 
 
-def find_path(name: str) -> Path:
-    """The directory or file that a name stands for, fetched if need be."""
+def find_path(name: str, *, weights: bool = True) -> Path:
+    """The directory or file that a name stands for, fetched if need be (from the hub with or without its weights)."""
     if name == DEMO_MODEL:
         from stenograph.loading.demo import demo_model_path
 
@@ -112,7 +115,7 @@ def find_path(name: str) -> Path:
         raise ModelLoadError(f"The model {name!r} does not exist.", remedy=KNOWN_NAMES)
     from stenograph.loading.hub import fetch
 
-    return fetch(name)
+    return fetch(name, weights=weights)
 
 
 def _open(name: str, path: Path, load_format: str) -> ModelSource:

@@ -146,6 +146,15 @@ def kv_budget_bytes(
     return int((total - weights * tp_size) * fraction) // tp_size - elsewhere
 
 
+DECODE_COPY = 2
+"""On a CPU, the rows that decode are kept side by side in a copy: up to one part in so many of the KV cache."""
+
+
+def budget_page_bytes(page_bytes: int, *, on_gpu: bool) -> int:
+    """What a page takes of the budget: itself and, on a CPU, its share of the copy for rows that decode."""
+    return page_bytes if on_gpu else page_bytes + page_bytes // DECODE_COPY
+
+
 def wanted_pages(
     *, page_size: int, max_running_requests: int, context_length: int, max_total_tokens: int | None = None
 ) -> int:

@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2 and whatever shares their layer: pre-norm attention, pre-norm gated MLP.
+"""Llama, SmolLM2, Mistral, Qwen 2, Qwen 2.5 and Qwen 3: pre-norm attention, pre-norm gated MLP.
 
 Shapes: T tokens, E hidden size.
 """

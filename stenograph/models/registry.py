@@ -10,12 +10,13 @@ from stenograph.layers.linear import Build
 from stenograph.models.base import CausalLM
 
 MODELS = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Gemma3ForCausalLM": "gemma3",
+    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
+    "MistralForCausalLM": ("llama", "LlamaForCausalLM"),  # with a sliding window, where config.json sets one
+    "Qwen2ForCausalLM": ("llama", "LlamaForCausalLM"),  # with a bias on queries, keys and values
+    "Qwen3ForCausalLM": ("llama", "LlamaForCausalLM"),  # with each query and key head normalised before the rotation
+    "Gemma3ForCausalLM": ("gemma3", "Gemma3ForCausalLM"),
 }
+"""Architecture -> (module, class). Llama's layer reads what sets its relatives apart from `ModelFacts`."""
 ALIASES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
 """Multi-modal wrappers whose text model is served."""
 
@@ -27,7 +28,8 @@ def get_model_class(architecture: str) -> type[CausalLM]:
         raise ModelLoadError(
             f"The architecture {architecture!r} is not supported.", remedy=f"Supported: {', '.join(MODELS)}."
         )
-    model_class = getattr(importlib.import_module(f"stenograph.models.{MODELS[name]}"), name)
+    module, class_name = MODELS[name]
+    model_class = getattr(importlib.import_module(f"stenograph.models.{module}"), class_name)
     assert issubclass(model_class, CausalLM)
     return model_class
 

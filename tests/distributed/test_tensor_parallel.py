@@ -112,7 +112,8 @@ def test_the_engine_with_two_ranks_gives_the_tokens_of_one(directories: dict[str
 
 def test_ranks_wait_for_the_next_step_as_long_as_it_takes() -> None:
     """An engine without requests must not die of gloo's own limit, half an hour."""
-    _, control = workers._join(0, SimpleNamespace(device="cpu", tp_size=1), workers._free_port())
+    store = workers.TCPStore("127.0.0.1", 0, is_master=True)
+    _, control = workers._join(0, SimpleNamespace(device="cpu", tp_size=1), store)
     try:
         assert control._get_backend(torch.device("cpu")).options._timeout.days >= 300
     finally:
@@ -122,3 +123,14 @@ def test_ranks_wait_for_the_next_step_as_long_as_it_takes() -> None:
 def test_shares_must_be_equal() -> None:
     with pytest.raises(ConfigError, match="3, which 2 ranks"):
         TensorParallel(rank=0, size=2).share(3, "the number of attention heads")
+
+
+def test_a_rank_that_dies_before_it_joins_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(tmp_path, "llama")
+    monkeypatch.setattr(workers, "_worker", _dies)
+    with pytest.raises(EngineDeadError, match="stenograph-rank-1 died"):
+        LLM(str(tmp_path), tp_size=2, dtype="float32", device="cpu", max_total_tokens=256, progress=False)
+
+
+def _dies(rank: int, resolved: Any, port: int) -> None:
+    raise SystemExit(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from stenograph.config.options import QUANTIZATIONS
@@ -25,9 +26,12 @@ def device_kind(view: View) -> dict[str, Any]:
 
 @register_post_process(fills=True)
 def served_name(view: View) -> dict[str, Any]:
-    """Fills the name that API clients use with the model's own."""
+    """Fills the name that API clients use with the model's own; of a path, its last part."""
     if not view.is_default("served_model_name"):
         return {}
+    name = str(view.model)
+    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1 or name.endswith((".gguf", "/")):
+        return {"served_model_name": because(PurePath(name).name.removesuffix(".gguf") or name, "the path's last part")}
     return {"served_model_name": because(view.model, "the model's own name")}
 
 
