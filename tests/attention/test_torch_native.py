@@ -93,6 +93,35 @@ def test_against_float64(
     torch.testing.assert_close(out.double(), torch.cat(expected), atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("queries,keys", [(1, 1), (2, 300), (128, 128), (129, 129), (300, 300), (200, 431)])
+@pytest.mark.parametrize("window,softcap", [(None, None), (8, None), (150, None), (None, 5.0)])
+def test_prefill_in_bfloat16(queries: int, keys: int, window: int | None, softcap: float | None) -> None:
+    """Block by block, over the edges of blocks and windows."""
+    torch.manual_seed(queries + keys)
+    cache = KVCache(
+        num_layers=1,
+        num_pages=40,
+        page_size=16,
+        num_kv_heads=2,
+        head_dim=32,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    spec = AttentionSpec(layer=0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, window=window, softcap=softcap)
+    k, v = torch.randn(keys, 2, 32).bfloat16(), torch.randn(keys, 2, 32).bfloat16()
+    q = torch.randn(queries, 6, 32).bfloat16()
+    cache.keys[0][16 : 16 + keys], cache.values[0][16 : 16 + keys] = k, v
+    layout = BatchLayout(
+        num_decode=0,
+        query_lens=[queries],
+        kv_lens=[keys],
+        page_tables=[list(range(1, 1 + -(-keys // 16)))],
+        token_slots_T=torch.arange(16 + keys - queries, 16 + keys),
+    )
+    out = TorchNativeBackend(cache).plan(layout).attend(spec, q, k[keys - queries :], v[keys - queries :])
+    torch.testing.assert_close(out.double(), reference(q.double(), k.double(), v.double(), spec), atol=3e-2, rtol=0)
+
+
 def test_runs_of_pages() -> None:
     assert is_run([3]) and is_run([3, 4, 5])
     assert not is_run([3, 5]) and not is_run([5, 4]) and not is_run([1, 3, 2, 4])
