@@ -227,7 +227,9 @@ class EngineOptions:
         "auto", group="device", choices=("auto", "cuda", "cpu"), help="Where the model runs.",
         auto="the GPU if there is one",
     )  # fmt: skip
-    threads: int | None = option(None, group="device", low=1, help="CPU threads of the engine.", auto="one a core")
+    threads: int | None = option(
+        None, group="device", low=1, high=1024, help="CPU threads of the engine.", auto="one a core"
+    )
     tp_size: int = option(
         1, group="device", low=1, help="Tensor parallelism: GPUs (or CPU processes) that share a model."
     )

@@ -74,6 +74,8 @@ def test_empty_variable_is_unset_and_unreadable_one_an_error_with_its_name() -> 
         read_environment({"STENOGRAPH_STRICT": "enabled"})
     with pytest.raises(ConfigError, match=r"STENOGRAPH_PAGE_SIZE.*sixteen"):
         read_environment({"STENOGRAPH_PAGE_SIZE": "sixteen"})
+    with pytest.raises(ConfigError, match=r"STENOGRAPH_THREADS.*\[1, 1024\]"):
+        read_environment({"STENOGRAPH_THREADS": "3000000000"})  # more than a machine word holds
 
 
 def test_flag_over_environment_over_file_over_default(tmp_path) -> None:
