@@ -77,12 +77,17 @@ class ParallelExecutor:
 
     def execute(self, step: Step) -> StepResult:
         self._check_workers()
-        _broadcast(step, self._control)
         try:
+            _broadcast(step, self._control)
             return self._rank0.execute(step)
         except Exception as error:  # the other ranks may be anywhere in the step: nothing brings them together again
-            log.exception("A step failed")
+            log.debug("A step failed", exc_info=True)
+            time.sleep(0.1)  # a rank that was lost is known to be a moment later
+            lost = [f"{w.name} (exit code {w.exitcode})" for w in self._workers if not w.is_alive()]
             self._stop_workers()
+            if lost:
+                raise EngineDeadError(f"{', '.join(lost)} died in a step.", remedy="Restart the engine.") from error
+            log.exception("A step failed")
             raise EngineDeadError(
                 f"A step of {len(self._workers) + 1} ranks failed: {type(error).__name__}."
             ) from error

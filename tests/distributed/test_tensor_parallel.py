@@ -134,3 +134,18 @@ def test_a_rank_that_dies_before_it_joins_is_named(tmp_path: Path, monkeypatch: 
 
 def _dies(rank: int, resolved: Any, port: int) -> None:
     raise SystemExit(3)
+
+
+def test_a_rank_that_is_killed_is_named(directories: dict[str, tuple[Path, Any]]) -> None:
+    path, _ = directories["llama"]
+    llm = LLM(str(path), tp_size=2, dtype="float32", device="cpu", threads=1, max_total_tokens=1024, progress=False)
+    try:
+        for step, _ in enumerate(llm.stream([1, 2, 3], SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))):
+            if step == 3:
+                llm.core.executor._workers[0].kill()
+    except EngineDeadError as error:
+        assert "stenograph-rank-1" in str(error) and "died" in str(error)
+    else:
+        raise AssertionError("nobody noticed")
+    finally:
+        llm.shutdown()
