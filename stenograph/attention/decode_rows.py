@@ -4,7 +4,7 @@ Gathering them from their pages would move the whole context at every step, thou
 there a step ago. So a copy is kept from step to step, and each step adds its token to the copy and to the pages alike.
 
 Shapes: B decode rows of a step, W places in the copy, C lanes (tokens) that a place holds, M pages of a row, N tokens,
-G KV heads, R query heads for each of them, H = G R, D head_dim, X = B G.
+G KV heads, R query heads for each of them, H = G R, D head_dim, X = W G, Z = 2 G (keys and values).
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ class DecodeRows:
         self.places = self.lanes = self.count = 0
         self._layers: list[Tensor] = []  # [2, W, G, C, D] each: keys, values
         self._views: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._places: list[int] = []  # of the last step's rows, and their lengths
+        self._lens: list[int] = []
+        self.place_of_row: Tensor | None = None  # None: row and place are the same number
+        self.row_of_place: Tensor | None = None
+        self._lens_W1 = torch.empty(0, 1, dtype=torch.int64)
+        self._where = torch.empty(0, dtype=torch.int64)  # rows of [2 W G C, D] that take the new keys and values
+        self._biases: dict[int | None, Tensor] = {}  # by window
         self._place_of: dict[Slot, int] = {}  # slot of each row's last token -> its place
         self._heads_1G = torch.arange(2 * self.groups).unsqueeze(0)
 
@@ -81,13 +88,13 @@ class DecodeRows:
         rows_ZD.index_copy_(0, self._where, new_BZD.view(-1, self.dim))
         q_WHD = q_BHD if self.row_of_place is None else q_BHD.index_select(0, self.row_of_place)
         q_XRD = q_WHD.to(self.dtype).reshape(v_XCD.shape[0], -1, self.dim)
-        scores_XRC = torch.bmm(q_XRD, k_XDC)
-        bias_X1C = self._bias(spec.window)
+        scores_WHC = torch.bmm(q_XRD, k_XDC).view(self.count, -1, self.lanes)
+        bias_W1C = self._bias(spec.window)
         if spec.softcap is None:
-            scores_XRC = torch.add(bias_X1C, scores_XRC, alpha=spec.scale)
+            scores_WHC = torch.add(bias_W1C, scores_WHC, alpha=spec.scale)
         else:
-            scores_XRC = scores_XRC.float().mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap).add_(bias_X1C)
-        probs_XRC = scores_XRC.softmax(-1).to(self.dtype)
+            scores_WHC = scores_WHC.float().mul_(spec.scale / spec.softcap).tanh_().mul_(spec.softcap).add_(bias_W1C)
+        probs_XRC = scores_WHC.softmax(-1).to(self.dtype).view(v_XCD.shape[0], -1, self.lanes)
         out_WHD = torch.bmm(probs_XRC, v_XCD).view(q_BHD.shape)
         out_BHD = out_WHD if self.place_of_row is None else out_WHD.index_select(0, self.place_of_row)
         return out_BHD.to(q_BHD.dtype)
@@ -96,6 +103,17 @@ class DecodeRows:
 
     def _plan(self, places: list[int], lens: list[int]) -> None:
         """What all layers share, and views of each that last until the places change."""
+        if self._views and places == self._places and lens == [n + 1 for n in self._lens]:
+            # Each row has a token more, as in nearly every step: the new lane comes into sight.
+            self._lens = lens
+            self._where += 1
+            everything = self._biases.get(None)
+            self._biases = {}
+            if everything is not None:
+                self._biases[None] = everything.scatter_(2, self._lens_W1.unsqueeze(-1), 0.0)
+            self._lens_W1 += 1
+            return
+        self._places, self._lens = places, lens
         if not self._views or len(places) != self.count:
             self.count = len(places)
             self._views = []
@@ -109,18 +127,19 @@ class DecodeRows:
         value_1Z, head_1Z = self._heads_1G // self.groups, self._heads_1G % self.groups
         rows_BZ = ((value_1Z * self.places + place_B1) * self.groups + head_1Z) * self.lanes + lens_B1 - 1
         self._where = rows_BZ.flatten()
-        self._biases: dict[int | None, Tensor] = {}
+        self._biases = {}
 
     def _bias(self, window: int | None) -> Tensor:
-        """float32 [X, 1, C]: 0 where a row may look, else -inf."""
-        if window not in self._biases:
+        """float32 [W, 1, C]: 0 where a row may look, else -inf."""
+        bias_W1C = self._biases.get(window)
+        if bias_W1C is None:
             lane_C = torch.arange(self.lanes)
             hidden_WC = lane_C >= self._lens_W1
             if window is not None:
                 hidden_WC |= lane_C < self._lens_W1 - window
-            bias_WC = torch.zeros(hidden_WC.shape).masked_fill_(hidden_WC, -torch.inf)
-            self._biases[window] = bias_WC.repeat_interleave(self.groups, dim=0).unsqueeze(1)
-        return self._biases[window]
+            bias_W1C = torch.zeros(self.count, 1, self.lanes).masked_fill_(hidden_WC.unsqueeze(1), -torch.inf)
+            self._biases[window] = bias_W1C
+        return bias_W1C
 
     def _copy_row(self, place: int, pages: list[int], length: int) -> None:
         size = self.cache.page_size

@@ -85,14 +85,14 @@ def sample(logits_NV: Tensor, batch: SamplingBatch) -> SamplerOutput:
     """One token a row. `logits_NV` is float32 and may be overwritten."""
     top_N, token_ids_N = _maximum(logits_NV)  # NaN anywhere makes the maximum NaN
     raw_NV = logits_NV.index_select(0, _index(batch.logprobs, logits_NV)) if batch.logprobs else None
-    bad_N = ~top_N.isfinite()
+    bad = [not math.isfinite(top) for top in top_N.tolist()]
     if batch.edited:
         for i in batch.edited:
             _edit(logits_NV[i], batch.rows[i])
         edited = _index(batch.edited, logits_NV)
-        top, token_ids_N[edited] = logits_NV.index_select(0, edited).max(dim=-1)
-        bad_N[edited] |= ~top.isfinite()  # everything masked
-    bad = bad_N.tolist()
+        tops, token_ids_N[edited] = logits_NV.index_select(0, edited).max(dim=-1)
+        for i, top in zip(batch.edited, tops.tolist(), strict=True):
+            bad[i] |= not math.isfinite(top)  # everything masked
     out = SamplerOutput(token_ids_N, nan_rows=[i for i, is_bad in enumerate(bad) if is_bad])
     drawn = [i for i in batch.drawn if not bad[i]]
     if drawn:
