@@ -38,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone; Python would complain once more at exit
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if logging.getLogger("stenograph").isEnabledFor(logging.DEBUG):
+            raise
+        _fail(f"the Python package {error.name} is not installed. Install it: pip install {error.name}", 2)
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
             sys.exit(2)

@@ -228,3 +228,11 @@ def test_starts_in_half_a_second_and_imports_nothing_heavy(arguments: list[str])
         assert done.returncode == 0, done.stderr
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.5
+
+
+def test_a_package_that_is_not_installed_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "stenograph.engine.llm", None)
+    status, _, err = run(capsys, "generate", "--model", "smollm2-135m", "hello")
+    assert status == 2 and err.count("\n") == 1 and "is not installed. Install it: pip install" in err
