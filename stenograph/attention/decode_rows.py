@@ -15,8 +15,9 @@ from torch import Tensor
 from stenograph.attention.base import AttentionSpec, BatchLayout
 from stenograph.memory.kv_cache import KVCache
 
-FLOAT32_PLACES = 4
-"""Up to so many rows the copy is float32, whose small products torch multiplies faster; beyond, memory counts."""
+FLOAT32_ROWS, FLOAT32_TOKENS = 4, 4096
+"""Up to so many rows, or tokens of all rows, the copy is float32, whose small products torch multiplies faster (16 rows
+of 100 tokens, with their softmax: 160 us against 183); beyond, bytes count. Back again at half of that."""
 
 Slot = int
 
@@ -156,11 +157,10 @@ class DecodeRows:
         False where it would be too big.
         """
         stored = self.cache.keys[0].dtype
-        dtype = self.dtype
-        if count > FLOAT32_PLACES:
-            dtype = stored
-        elif count <= FLOAT32_PLACES // 2 or not self._layers:  # in between, as it was
-            dtype = torch.float32
+        share = 1 if self.dtype == torch.float32 or not self._layers else 2
+        few = count <= FLOAT32_ROWS // share or count * longest <= FLOAT32_TOKENS // share
+        number = self.groups * self.dim * count * longest * 2 * len(self.cache.keys)
+        dtype = torch.float32 if few and 4 * number <= self.most_bytes else stored
         step = max(32, longest // 128 * 16)
         most_lanes = longest + 2 * step
         if self.places >= count and longest <= self.lanes <= most_lanes and dtype == self.dtype:
