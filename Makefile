@@ -25,7 +25,9 @@ test-gpu: $(VENV)/.installed-dev ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -q -m gpu $(ARGS)
 
 bench: $(VENV)/.installed-dev ## Measure speed with the demo model: a table and a JSON line each
-	for what in decode offline serve; do $(BIN)/steno bench $$what $(ARGS) || exit 1; done
+	$(BIN)/steno bench decode --compare $(ARGS)
+	$(BIN)/steno bench offline $(ARGS)
+	$(BIN)/steno bench serve $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Lint, check types and import directions
 	$(BIN)/ruff check
