@@ -33,7 +33,8 @@ def main() -> None:
         "liveness": Liveness(**given.get("liveness", {})),
     }
     if given.get("core") == "echo":
-        resolved = SimpleNamespace(**resolved.values(), step_seconds=given["step_seconds"], settings=resolved.settings)
+        shown = {"settings": resolved.settings, "warnings": resolved.warnings}
+        resolved = SimpleNamespace(**resolved.values(), **shown, step_seconds=given["step_seconds"])
         extra["make_core"] = make_echo_core
     try:
         serve(resolved, **extra)
