@@ -55,6 +55,10 @@ def _parts(resolved: Resolved) -> _Parts:
     shape: dict[str, Any] = {"dtype": resolved.dtype, "tp_size": resolved.tp_size}
     requests = resolved.max_running_requests
     weights = arithmetic.weight_bytes(facts, quantization=resolved.quantization, **shape)
+    if not on_gpu:
+        weights += arithmetic.dense_copy_bytes(
+            facts, quantization=resolved.quantization, memory_bytes=device.memory_bytes, **shape
+        )
     activations = arithmetic.activation_bytes(
         facts, tokens=max(resolved.step_prefill_tokens, requests), requests=requests, **shape
     )

@@ -19,7 +19,13 @@ from stenograph.executor.step import Step, StepResult, StepRow
 from stenograph.layers.linear import Build
 from stenograph.loading.loader import load_model
 from stenograph.loading.source import ModelSource
-from stenograph.memory.arithmetic import activation_bytes, budget_page_bytes, kv_budget_bytes, wanted_pages
+from stenograph.memory.arithmetic import (
+    activation_bytes,
+    budget_page_bytes,
+    dense_copy_bytes,
+    kv_budget_bytes,
+    wanted_pages,
+)
 from stenograph.memory.budget import available_host_bytes, human_bytes, pages_that_fit
 from stenograph.memory.kv_cache import KVCache
 from stenograph.models.base import dtype_of
@@ -41,7 +47,14 @@ class Executor:
         elif resolved.threads:
             torch.set_num_threads(resolved.threads)
         self.page_size: int = resolved.page_size
-        build = Build(device=self.device, dtype=dtype_of(resolved.dtype), tp=tp)
+        copies = self.device.type == "cpu" and dense_copy_bytes(
+            self.facts,
+            dtype=resolved.dtype,
+            quantization=resolved.quantization,
+            memory_bytes=available_host_bytes(),
+            tp_size=tp.size,
+        )
+        build = Build(device=self.device, dtype=dtype_of(resolved.dtype), tp=tp, dense_copies=copies > 0)
         with torch.inference_mode():
             self.model = build_model(build, self.facts, resolved.context_length)
             load_model(source, self.model, rank=tp.rank, world_size=tp.size, progress=progress)

@@ -113,7 +113,7 @@ class LMHead(nn.Module):
                 )
         chosen = source if own is None else own
         if isinstance(chosen, QuantizedTensor) and self.build.device.type == "cpu":
-            self.packed = pack(chosen, self.build.dtype)
+            self.packed = pack(chosen, self.build.dtype, keep_dense=self.build.dense_copies)
         if self.packed is None and self.weight is None:
             table = embedding.weight if own is None else dense(own, self.build.dtype).to(self.build.device)
             assert table is not None

@@ -21,11 +21,13 @@ Weight = Tensor | QuantizedTensor
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What every layer needs to know to make its weights: where, in which dtype, and which share."""
+    """What every layer needs to know to make its weights: where, in which dtype, and which share; and whether packed
+    weights keep a dense copy beside them."""
 
     device: torch.device
     dtype: torch.dtype
     tp: TensorParallel = TensorParallel()
+    dense_copies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Linear(nn.Module):
             and len({w.qtype for w in quantized}) == 1
             and self.build.device.type == "cpu"
         ):
-            self.packed = pack(cat_rows(quantized), self.build.dtype)
+            self.packed = pack(cat_rows(quantized), self.build.dtype, keep_dense=self.build.dense_copies)
         if self.packed is None:
             self.weight = self._parameter(torch.cat([dense(w, self.build.dtype) for w in weights]))
             self.prepack()

@@ -88,6 +88,21 @@ def weight_bytes(facts: ModelFacts, *, dtype: str, quantization: str = "none", t
     return int(count.linear * _LINEAR_BYTES.get(quantization, size)) + (count.embedding + count.small) * size
 
 
+DENSE_COPY = 4
+"""Packed weights keep a dense bfloat16 copy for steps of many tokens, where that takes at most one part in so many of
+main memory; else the packed weights serve every step, more slowly."""
+
+
+def dense_copy_bytes(
+    facts: ModelFacts, *, dtype: str, quantization: str, memory_bytes: int, tp_size: int = 1
+) -> int:
+    """Bytes of that copy on one rank, on a CPU; 0 where none is kept."""
+    if dtype != "bfloat16" or quantization != "gguf":
+        return 0
+    copy = int(count_parameters(facts, tp_size).linear) * DTYPE_BYTES[dtype]
+    return copy if copy * tp_size <= memory_bytes // DENSE_COPY else 0
+
+
 def kv_bytes_per_token(facts: ModelFacts, *, kv_dtype: str, tp_size: int = 1) -> int:
     """Bytes of KV cache that one token takes on one rank, over all layers."""
     return facts.kv_bytes_per_token(DTYPE_BYTES[kv_dtype], tp_size)

@@ -44,11 +44,10 @@ def reference() -> Any:
 
 @pytest.fixture(scope="module")
 def fp32() -> LLM:
-    return LLM("smollm2-135m", device="cpu", dtype="float32", max_total_tokens=4096, threads=2, progress=False)
+    return LLM("smollm2-135m", device="cpu", dtype="float32", max_total_tokens=4096, threads=1, progress=False)
 
 
 def test_logits_and_tokens_equal_transformers(reference: Any, fp32: LLM) -> None:
-    torch.set_num_threads(2)
     encoded = [fp32.tokenizer.encode(p) for p in PROMPTS]
     params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
     answers = [a.outputs[0].token_ids for a in fp32.generate(PROMPTS, params)]
@@ -64,7 +63,7 @@ def test_logits_and_tokens_equal_transformers(reference: Any, fp32: LLM) -> None
 
 def test_packed_weights_in_bf16_agree_to_bf16_accuracy(reference: Any, fp32: LLM) -> None:
     """A short and a long prompt: packed and blocked products; no further off than transformers in bf16."""
-    packed = LLM("smollm2-135m", device="cpu", dtype="bfloat16", max_total_tokens=1024, threads=2, progress=False)
+    packed = LLM("smollm2-135m", device="cpu", dtype="bfloat16", max_total_tokens=1024, threads=1, progress=False)
     model = packed.core.executor.model
     assert all(layer.mlp.down_proj.packed is not None for layer in model.layers) and model.lm_head.packed is not None
     half = reference.to(torch.bfloat16)
@@ -80,3 +79,15 @@ def test_packed_weights_in_bf16_agree_to_bf16_accuracy(reference: Any, fp32: LLM
 
 def _error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return ((found - exact).norm() / exact.norm()).item()
+
+
+def test_little_memory_keeps_no_dense_copies(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the packed weights serve steps of any size, to the same accuracy."""
+    monkeypatch.setattr("stenograph.executor.executor.available_host_bytes", lambda: 700 << 20)
+    small = LLM("smollm2-135m", device="cpu", dtype="bfloat16", max_total_tokens=1024, threads=1, progress=False)
+    model = small.core.executor.model
+    assert all(layer.mlp.down_proj.packed.dense is None for layer in model.layers)
+    ids = small.tokenizer.encode(PROMPTS[9])
+    with torch.inference_mode():
+        theirs = reference(torch.tensor([ids])).logits[0].float()
+    assert _error(logits_of(model, ids), theirs) < 0.05
