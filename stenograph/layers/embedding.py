@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stenograph.layers.linear import Build, Weight, dense
+from stenograph.layers.linear import Build, Weight, check_shape, dense
 from stenograph.layers.prepacked import PrepackedLinear, can_prepack
 from stenograph.layers.quantized import PackedLinear, QuantizedTensor, pack
 
@@ -48,9 +48,7 @@ class VocabEmbedding(nn.Module):
     def load_weight(self, part: str, kind: str, value: Weight) -> bool:
         if part or kind != "weight":
             return False
-        if tuple(value.shape) != (self.vocab_size, self.hidden_size):
-            want = (self.vocab_size, self.hidden_size)
-            raise ValueError(f"has shape {tuple(value.shape)}, but the configuration asks for {want}")
+        check_shape(value, (self.vocab_size, self.hidden_size))
         self.source = self.share.take(value)
         table = dense(self.source, self.build.dtype).to(self.build.device)
         self.weight = nn.Parameter(table, requires_grad=False)
@@ -93,9 +91,7 @@ class LMHead(nn.Module):
     def load_weight(self, part: str, kind: str, value: Weight) -> bool:
         if part or kind != "weight":
             return False
-        if tuple(value.shape) != (self.vocab_size, self.hidden_size):
-            want = (self.vocab_size, self.hidden_size)
-            raise ValueError(f"has shape {tuple(value.shape)}, but the configuration asks for {want}")
+        check_shape(value, (self.vocab_size, self.hidden_size))
         self._own = self.share.take(value)
         return True
 

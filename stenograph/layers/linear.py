@@ -77,9 +77,7 @@ class Linear(nn.Module):
         if spec is None or kind not in ("weight", "bias") or (kind == "bias" and not self.has_bias):
             return False
         want = (spec.total, self.full_in_features) if kind == "weight" else (spec.total,)
-        if tuple(value.shape) != want:
-            raise ValueError(f"has shape {tuple(value.shape)}, but the configuration asks for {want}")
-        self._arrived[part, kind] = self._share(spec, kind, value)
+        check_shape(value, want)
         if all((name, "weight") in self._arrived for name in self.parts) and not (
             self.has_bias and any((name, "bias") not in self._arrived for name in self.parts)
         ):
@@ -202,6 +200,12 @@ class RowParallelLinear(Linear):
         y_TN = self.packed(x_TK) if self.packed is not None else F.linear(x_TK, self.weight)  # type: ignore[arg-type]
         y_TN = tp.all_reduce(y_TN)
         return y_TN if self.bias is None else y_TN + self.bias  # once, after the sum
+
+
+def check_shape(value: Weight, want: tuple[int, ...]) -> None:
+    """Raises `ValueError`, to be prefixed with the weight's name."""
+    if tuple(value.shape) != want:
+        raise ValueError(f"has shape {tuple(value.shape)}, but the configuration asks for {want}")
 
 
 def dense(value: Weight, dtype: torch.dtype) -> Tensor:

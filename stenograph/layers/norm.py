@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stenograph.layers.linear import Build, Weight, dense
+from stenograph.layers.linear import Build, Weight, check_shape, dense
 
 
 class RMSNorm(nn.Module):
@@ -25,8 +25,7 @@ class RMSNorm(nn.Module):
     def load_weight(self, part: str, kind: str, value: Weight) -> bool:
         if part or kind != "weight":
             return False
-        if tuple(value.shape) != self.shape:
-            raise ValueError(f"has shape {tuple(value.shape)}, but the configuration asks for {self.shape}")
+        check_shape(value, self.shape)
         weight = dense(value, torch.float32) + self.offset
         self.weight = nn.Parameter(weight.to(self.build.device, self.build.dtype), requires_grad=False)
         return True
