@@ -78,6 +78,7 @@ class Linear(nn.Module):
             return False
         want = (spec.total, self.full_in_features) if kind == "weight" else (spec.total,)
         check_shape(value, want)
+        self._arrived[part, kind] = self._share(spec, kind, value)
         if all((name, "weight") in self._arrived for name in self.parts) and not (
             self.has_bias and any((name, "bias") not in self._arrived for name in self.parts)
         ):
