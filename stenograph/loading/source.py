@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,9 @@ def find_path(name: str, *, weights: bool = True) -> Path:
         raise ModelLoadError(f"The model {name[:80]!r} cannot be opened: {reason}.", remedy=KNOWN_NAMES) from None
     looks_like_path = name.startswith(("/", "./", "../", "~")) or name.count("/") != 1 or name.endswith(".gguf")
     if looks_like_path:
-        raise ModelLoadError(f"The model {name!r} does not exist.", remedy=KNOWN_NAMES)
+        close = get_close_matches(name.lower(), [DEMO_MODEL], cutoff=0.8)
+        meant = f"Did you mean {close[0]}? " if close else ""
+        raise ModelLoadError(f"The model {name!r} does not exist.", remedy=meant + KNOWN_NAMES)
     from stenograph.loading.hub import fetch
 
     return fetch(name, weights=weights)

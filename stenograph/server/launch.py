@@ -203,15 +203,15 @@ def _greet(api: Any, listener: socket.socket) -> None:
     url = f"http://{host}:{port}"
     if api.tokenizer is not None and api.tokenizer.chat_template is not None:
         path = "chat/completions"
-        data = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+        data = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
         messages = '[{"role": "user", "content": "What is the capital of France?"}]'
-        call = f'client.chat.completions.create(model="{api.model}", messages={messages})'
+        call = f'client.chat.completions.create(model="{api.model}", messages={messages}, temperature=0)'
         shown = "answer.choices[0].message.content"
     else:
         path = "completions"
         prompt = '"The capital of France is"' if api.tokenizer is not None else "[1, 2, 3]"
-        data = f'{{"prompt": {prompt}}}'
-        call = f'client.completions.create(model="{api.model}", prompt={prompt})'
+        data = f'{{"prompt": {prompt}, "temperature": 0}}'
+        call = f'client.completions.create(model="{api.model}", prompt={prompt}, temperature=0)'
         shown = "answer.choices[0].text"
     print(
         f"""

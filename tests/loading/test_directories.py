@@ -194,6 +194,10 @@ class TestBadInput:
         with pytest.raises(ModelLoadError, match=r"'./nowhere/at/all' does not exist. Name a directory"):
             open_model("./nowhere/at/all")
 
+    def test_a_misspelt_demo_model_is_told_its_name(self) -> None:
+        with pytest.raises(ModelLoadError, match=r"'smolm2-135m' does not exist. Did you mean smollm2-135m\?"):
+            open_model("smolm2-135m")
+
     def test_no_config(self, tmp_path: Path) -> None:
         with pytest.raises(ModelLoadError, match="no config.json"):
             open_model(str(tmp_path))
