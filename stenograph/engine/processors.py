@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from stenograph.engine.types import CompletionOutput, EngineOutput, EngineRequest, RequestOutput
 from stenograph.errors import RequestError
 from stenograph.sampling.params import SEED_RANGE, SamplingParams, TokenLogprob
-from stenograph.tokenizer.detokenizer import Detokenizer, StopChecker
+from stenograph.tokenizer.detokenizer import Detokenizer
+from stenograph.tokenizer.stop_checker import StopChecker
 from stenograph.tokenizer.tokenizer import Tokenizer
 
 
@@ -138,10 +139,11 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
-        self._sequences: dict[str, _Sequence] = {}
+        self._sequences: dict[str, _Sequence] = {}  # by engine request id
+        self._prompts: dict[str, _Prompt] = {}  # by request id, until all of its sequences have finished
 
     def add(self, request_id: str, prompt: str | None, requests: Sequence[EngineRequest]) -> None:
-        parent = _Prompt(request_id, prompt, requests[0].prompt_token_ids)
+        parent = self._prompts[request_id] = _Prompt(request_id, prompt, requests[0].prompt_token_ids)
         for index, request in enumerate(requests):
             params = request.sampling
             detokenizer = None
@@ -151,16 +153,10 @@ class OutputProcessor:
             self._sequences[request.request_id] = _Sequence(parent, index, params, detokenizer, stop)
             parent.unfinished.add(request.request_id)
 
-    def __contains__(self, engine_request_id: str) -> bool:
-        return engine_request_id in self._sequences
-
-    def ids_of(self, request_id: str) -> list[str]:
-        """Engine request ids of a request's sequences that haven't finished."""
-        return [i for i, sequence in self._sequences.items() if sequence.parent.request_id == request_id]
-
     def drop(self, request_id: str) -> list[str]:
         """Forgets a request (its client is gone); returns the engine request ids to abort."""
-        ids = self.ids_of(request_id)
+        prompt = self._prompts.pop(request_id, None)
+        ids = [] if prompt is None else list(prompt.unfinished)
         for engine_id in ids:
             del self._sequences[engine_id]
         return ids
@@ -191,6 +187,8 @@ class OutputProcessor:
                 del self._sequences[output.request_id]
                 parent.unfinished.discard(output.request_id)
                 delta.finished = not parent.unfinished
+                if delta.finished:
+                    del self._prompts[parent.request_id]
                 if output.finish_reason is None:
                     aborts.append(output.request_id)
         return list(deltas.values()), aborts

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stenograph.tokenizer.detokenizer import StopChecker
+from stenograph.tokenizer.stop_checker import StopChecker
 
 
 def search(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
