@@ -45,7 +45,8 @@ def settings_document() -> str:
             f"- {title}: {', '.join(sorted(names)) or 'none yet'}\n"
             for title, names in (
                 ("attention backends", THIS_VERSION.attention),
-                ("recording of graphs", THIS_VERSION.graphs),
+                ("recording of decode", THIS_VERSION.decode_graphs),
+                ("recording of prefill", THIS_VERSION.prefill_graphs),
                 ("speculation", THIS_VERSION.speculation),
                 ("further features", THIS_VERSION.features),
                 ("quantisation", THIS_VERSION.quantizations),

@@ -79,7 +79,7 @@ class Option:
             if self.kind == "float":
                 return self.check(float(word))
             items = word.strip("[]").replace(",", " ").split()
-            return self.check(tuple(int(item) for item in items))
+            return self.check(tuple(int(item) for item in items)) if items else self.check(text)
         except ConfigError:
             raise
         except ValueError:
@@ -139,7 +139,7 @@ class Option:
             span = f" of at least {self.low}"
         also = "".join(f" or {value}" for value in self.also)
         words = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text that isn't empty"}
-        return words.get(self.kind, "a list of integers, each") + span + also
+        return words.get(self.kind, "a list of one or more integers, each") + span + also
 
 
 _TRUTH: Final[dict[str, bool]] = {
@@ -245,8 +245,16 @@ class EngineOptions:
     mem_fraction_static: float | None = option(
         None, group="memory", low=0, high=1, open_low=True,
         help="Share of the device's memory for the engine: weights, KV, activations (CPU: of what weights leave).",
-        auto="0.9 on a GPU, 0.5 on a CPU",
+        auto="GPU: all but 1 GiB, or less on small ones; CPU: 0.5",
     )  # fmt: skip
+    kv_cache_sizing: str = option(
+        "auto", group="memory", choices=("auto", "virtual", "trial"),
+        help="How a GPU's KV cache gets what recordings leave: addresses reserved first and mapped afterwards, "
+        "or a trial capture.", auto="virtual where the driver can",
+    )  # fmt: skip
+    ledger_plot: str | None = option(
+        None, group="memory", help="PNG file for a picture of where the memory went.", auto="none"
+    )
     max_total_tokens: int | None = option(
         None, group="memory", low=1, help="Cap on the tokens that the KV cache holds.", auto="by memory"
     )
@@ -299,19 +307,38 @@ class EngineOptions:
         None, group="graphs", choices=GRAPH_BACKENDS, help="How prefill steps are recorded.",
         auto="piecewise, or full where every backend in use can",
     )  # fmt: skip
-    cuda_graph_batch_sizes: tuple[int, ...] | None = option(
+    cuda_graph_bs: tuple[int, ...] | None = option(
         None, group="graphs", low=1, help="Batch sizes of decode to record.", auto="a ladder up to max_running_requests"
     )
     cuda_graph_prefill_tokens: tuple[int, ...] | None = option(
         None, group="graphs", low=1, help="Token counts of prefill to record.", auto="a ladder up to the chunk size"
     )
-    cuda_graph_prefill_requests: int | None = option(
+    cuda_graph_prefill_slots: int | None = option(
         None, group="graphs", low=1, help="Request slots of one full prefill graph.", auto="up to 16"
     )
     cuda_graph_capture_order: str = option(
         "descending", group="graphs", choices=("descending", "ascending"),
         help="Order of recording; descending takes less memory, the outputs are the same.",
     )  # fmt: skip
+    cuda_graph_capture: str = option(
+        "eager", group="graphs", choices=("eager", "lazy"),
+        help="Record every size before serving, or each at its first use inside --cuda-graph-lazy-mib of memory.",
+    )  # fmt: skip
+    cuda_graph_lazy_mib: int | None = option(
+        None, group="graphs", low=1, help="MiB set aside at start for recordings made later.",
+        auto="512 where cuda_graph_capture is lazy",
+    )  # fmt: skip
+    cuda_graph_streams: int = option(
+        1, group="graphs", low=1, high=4,
+        help="Sets of recordings and static buffers, so that batches can replay on so many streams at a time.",
+    )  # fmt: skip
+    cuda_graph_verify: str = option(
+        "sample", group="graphs", choices=("sample", "all", "none"),
+        help="Which recordings are compared with the eager pass before serving: one size in eight, all, or none.",
+    )  # fmt: skip
+    verify_replays: bool = option(
+        False, group="graphs", help="Before each replay, also check every address that the recording reads."
+    )
 
     # -- speculation
     speculative_algorithm: str | None = option(

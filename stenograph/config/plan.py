@@ -66,7 +66,7 @@ def _parts(resolved: Resolved) -> _Parts:
         requests=requests, context_length=resolved.context_length, page_size=resolved.page_size, on_gpu=on_gpu
     )
     graphs = arithmetic.graph_bytes(
-        facts, batch_sizes=resolved.cuda_graph_batch_sizes, prefill_tokens=resolved.cuda_graph_prefill_tokens, **shape
+        facts, batch_sizes=resolved.cuda_graph_bs, prefill_tokens=resolved.cuda_graph_prefill_tokens, **shape
     )
     left = arithmetic.kv_budget_bytes(
         total=device.memory_bytes, fraction=resolved.mem_fraction_static, weights=weights,
@@ -145,7 +145,7 @@ def table(plan: MemoryPlan, resolved: Resolved) -> str:
         graphs += f" to {human_bytes(plan.graph_bytes_most)}"
     stored = resolved.dtype if resolved.quantization == "none" else f"{resolved.quantization} and {resolved.dtype}"
     step = resolved.step_prefill_tokens
-    decode, prefill = len(resolved.cuda_graph_batch_sizes), len(resolved.cuda_graph_prefill_tokens)
+    decode, prefill = len(resolved.cuda_graph_bs), len(resolved.cuda_graph_prefill_tokens)
     fraction = f"{resolved.mem_fraction_static:g} of {human_bytes(plan.device_bytes)}"
     lines = columns(
         [

@@ -22,7 +22,8 @@ class Support:
     """Names of what is built. `features` holds prefix_cache, overlap_schedule, mla, moe where they are."""
 
     attention: frozenset[str]
-    graphs: frozenset[str]
+    decode_graphs: frozenset[str]
+    prefill_graphs: frozenset[str]
     speculation: frozenset[str]
     features: frozenset[str]
     quantizations: frozenset[str]
@@ -30,8 +31,9 @@ class Support:
 
 
 THIS_VERSION: Final = Support(
-    attention=frozenset({"torch_native"}),
-    graphs=frozenset(),
+    attention=frozenset({"torch_native", "triton"}),
+    decode_graphs=frozenset({"full", "trace"}),
+    prefill_graphs=frozenset(),
     speculation=frozenset(),
     features=frozenset(),
     quantizations=frozenset({"none", "gguf"}),
@@ -40,7 +42,8 @@ THIS_VERSION: Final = Support(
 
 EVERYTHING: Final = Support(  # all that the options can name: what the rules are tested with
     attention=frozenset({"torch_native", "triton", "flashinfer", "fa3", "fa4"}),
-    graphs=frozenset({"full", "piecewise", "trace"}),
+    decode_graphs=frozenset({"full", "piecewise", "trace"}),
+    prefill_graphs=frozenset({"full", "piecewise", "trace"}),
     speculation=frozenset({"eagle", "eagle3", "ngram"}),
     features=frozenset({"prefix_cache", "overlap_schedule", "mla", "moe"}),
     quantizations=frozenset({"none", "gguf", "fp8", "awq", "gptq", "compressed-tensors", "bitsandbytes", "mxfp4"}),
@@ -53,8 +56,8 @@ def check_runnable(resolved: Resolved, support: Support = THIS_VERSION) -> None:
     runs: list[tuple[str, Any, AbstractSet[str | None]]] = [
         ("prefill_attention_backend", resolved.prefill_attention_backend, support.attention),
         ("decode_attention_backend", resolved.decode_attention_backend, support.attention),
-        ("cuda_graph_backend_decode", resolved.cuda_graph_backend_decode, support.graphs | {"disabled"}),
-        ("cuda_graph_backend_prefill", resolved.cuda_graph_backend_prefill, support.graphs | {"disabled"}),
+        ("cuda_graph_backend_decode", resolved.cuda_graph_backend_decode, support.decode_graphs | {"disabled"}),
+        ("cuda_graph_backend_prefill", resolved.cuda_graph_backend_prefill, support.prefill_graphs | {"disabled"}),
         ("kv_cache_dtype", resolved.kv_cache_dtype, support.kv_dtypes),
         ("speculative_algorithm", resolved.speculative_algorithm, support.speculation | {None}),
     ]

@@ -148,6 +148,11 @@ def graph_bytes(
     return least, 2 * least + activation_bytes(facts, dtype=dtype, tokens=largest, requests=rows, tp_size=tp_size)
 
 
+def reserve_bytes(free: int) -> int:
+    """What stays unused of so much free device memory, where no fraction was asked for: room for fragmentation."""
+    return min(1 << 30, free // 25)
+
+
 def kv_budget_bytes(
     *, total: int, fraction: float, weights: int, elsewhere: int, on_gpu: bool, tp_size: int = 1
 ) -> int:

@@ -108,7 +108,7 @@ def test_a08_every_way_in_gives_the_same(tmp_path) -> None:
         value = (
             option.choices[-1]
             if option.choices
-            else {"bool": True, "str": "x", "float": 0.5, "ints": (3,)}.get(option.kind, 7)
+            else {"bool": True, "str": "x", "float": 0.5, "ints": (3,)}.get(option.kind, 3)
         )
         text = (
             ",".join(map(str, value))
@@ -215,9 +215,9 @@ def test_a15_mla_pages_are_legal_or_named(backend: str, page: int) -> None:
     ({"speculative_eagle_topk": 4}, "h200", "speculative_eagle_topk", None),
     ({"speculative_num_steps": 4}, "h200", "speculative_num_steps", None),
     ({"speculative_draft_model_path": "x"}, "h200", "speculative_draft_model_path", None),
-    ({"cuda_graph_batch_sizes": [1], "cuda_graph_backend_decode": "disabled"}, "h200", "cuda_graph_batch_sizes", ()),
-    ({"cuda_graph_prefill_requests": 4, "cuda_graph_backend_prefill": "piecewise"}, "h200",
-     "cuda_graph_prefill_requests", None),
+    ({"cuda_graph_bs": [1], "cuda_graph_backend_decode": "disabled"}, "h200", "cuda_graph_bs", ()),
+    ({"cuda_graph_prefill_slots": 4, "cuda_graph_backend_prefill": "piecewise"}, "h200",
+     "cuda_graph_prefill_slots", None),
 ])  # fmt: skip
 def test_a16_a_flag_without_effect_is_told_and_shown_as_off(options, on, name, shown) -> None:
     resolved = settle(on=on, **options)
@@ -266,8 +266,8 @@ def test_c3_an_unknown_argument_is_an_error_with_the_nearest_name() -> None:
 
 
 def test_c5_exactly_the_sizes_that_were_asked_for() -> None:
-    assert settle(max_running_requests=1).cuda_graph_batch_sizes == (1,)
-    assert settle(cuda_graph_batch_sizes=[1]).cuda_graph_batch_sizes == (1,)
+    assert settle(max_running_requests=1).cuda_graph_bs == (1,)
+    assert settle(cuda_graph_bs=[1]).cuda_graph_bs == (1,)
 
 
 def test_c6_the_plan_counts_graphs_once() -> None:

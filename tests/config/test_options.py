@@ -25,8 +25,8 @@ def test_paths_are_texts_too() -> None:
 
 
 def test_options_survive_pickling() -> None:
-    options = EngineOptions(cuda_graph_batch_sizes=[8, 1, 8, 4], mem_fraction_static=1)
-    assert options.cuda_graph_batch_sizes == (1, 4, 8) and options.mem_fraction_static == 1.0
+    options = EngineOptions(cuda_graph_bs=[8, 1, 8, 4], mem_fraction_static=1)
+    assert options.cuda_graph_bs == (1, 4, 8) and options.mem_fraction_static == 1.0
     copy = pickle.loads(pickle.dumps(options))
     assert copy == options and copy.explicit == options.explicit
 
@@ -80,10 +80,10 @@ def test_empty_variable_is_unset_and_unreadable_one_an_error_with_its_name() -> 
 
 def test_flag_over_environment_over_file_over_default(tmp_path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text("page-size: 8\nport: 9000\ncuda_graph_batch_sizes: [4, 1]\n")
+    file.write_text("page-size: 8\nport: 9000\ncuda_graph_bs: [4, 1]\n")
     environment = {"STENOGRAPH_PAGE_SIZE": "2", "STENOGRAPH_TP_SIZE": "1"}
     options = gather({"page_size": "4"}, config=str(file), environment=environment)
-    assert (options.page_size, options.port, options.cuda_graph_batch_sizes) == (4, 9000, (1, 4))
+    assert (options.page_size, options.port, options.cuda_graph_bs) == (4, 9000, (1, 4))
     sources = [(a.value, a.source) for a in options.asked["page_size"]]
     assert sources == [(8, "file"), (2, "env"), (4, "flag")]
     by_env = gather({}, environment={**environment, "STENOGRAPH_CONFIG": str(file)})

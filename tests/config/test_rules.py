@@ -150,29 +150,29 @@ def test_graph_backends_by_phase() -> None:
     mixed = settle(on="h200", prefill_attention_backend="fa3", decode_attention_backend="flashinfer")
     assert mixed.cuda_graph_backend_prefill == "piecewise"
     cpu = settle(on="cpu")
-    assert (cpu.cuda_graph_backend_decode, cpu.cuda_graph_backend_prefill) == ("trace", "trace")
+    assert (cpu.cuda_graph_backend_decode, cpu.cuda_graph_backend_prefill) == ("disabled", "disabled")
     now = settle(on="cpu", support=THIS_VERSION)
-    assert now.cuda_graph_backend_decode == "disabled" and now.cuda_graph_batch_sizes == ()
+    assert now.cuda_graph_backend_decode == "disabled" and now.cuda_graph_bs == ()
 
 
 def test_graph_sizes() -> None:
-    assert settle(max_running_requests=1).cuda_graph_batch_sizes == (1,)
-    assert settle(max_running_requests=500).cuda_graph_batch_sizes[-1] == 500
+    assert settle(max_running_requests=1).cuda_graph_bs == (1,)
+    assert settle(max_running_requests=500).cuda_graph_bs[-1] == 500
     assert settle(chunked_prefill_size=3000).cuda_graph_prefill_tokens[-1] == 3000
-    assert settle(cuda_graph_batch_sizes=[4, 1, 4, 2]).cuda_graph_batch_sizes == (1, 2, 4)
-    clipped = settle(cuda_graph_batch_sizes=[1, 8, 500], max_running_requests=64)
-    assert clipped.cuda_graph_batch_sizes == (1, 8, 64) and "1,8,500 -> 1,8,64" in clipped.warnings[0]
+    assert settle(cuda_graph_bs=[4, 1, 4, 2]).cuda_graph_bs == (1, 2, 4)
+    clipped = settle(cuda_graph_bs=[1, 8, 500], max_running_requests=64)
+    assert clipped.cuda_graph_bs == (1, 8, 64) and "1,8,500 -> 1,8,64" in clipped.warnings[0]
     for bad in ([0, 1], [-1], ["a"], [True]):
-        with pytest.raises(ConfigError, match="cuda_graph_batch_sizes"):
-            settle(cuda_graph_batch_sizes=bad)
-    off = settle(cuda_graph_backend_decode="disabled", cuda_graph_batch_sizes=[1])
-    assert off.cuda_graph_batch_sizes == () and off.warnings
+        with pytest.raises(ConfigError, match="cuda_graph_bs"):
+            settle(cuda_graph_bs=bad)
+    off = settle(cuda_graph_backend_decode="disabled", cuda_graph_bs=[1])
+    assert off.cuda_graph_bs == () and off.warnings
 
 
 def test_full_prefill_graphs() -> None:
     for page in PAGE_SIZES:
         resolved = settle(on="h200", attention_backend="fa3", cuda_graph_backend_prefill="full", page_size=page)
-        assert resolved.page_size == page and resolved.cuda_graph_prefill_requests == 16
+        assert resolved.page_size == page and resolved.cuda_graph_prefill_slots == 16
     with pytest.raises(ResolutionError) as caught:
         settle(on="h200", attention_backend="flashinfer", cuda_graph_backend_prefill="full")
     assert any(
@@ -180,8 +180,8 @@ def test_full_prefill_graphs() -> None:
     )
     assert (
         settle(
-            attention_backend="fa3", cuda_graph_prefill_requests=500, max_running_requests=8
-        ).cuda_graph_prefill_requests
+            attention_backend="fa3", cuda_graph_prefill_slots=500, max_running_requests=8
+        ).cuda_graph_prefill_slots
         == 8
     )
 

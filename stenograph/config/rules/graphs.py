@@ -40,11 +40,9 @@ def _ladder(most: int, stretches: Iterable[tuple[int, int]]) -> tuple[int, ...]:
 def _choose(view: View, phase: str) -> tuple[str, str]:
     """The best recording backend of a phase and the reason."""
     in_use = backends_in_use(view)
-    built = view.support.graphs
+    built = view.support.decode_graphs if phase == DECODE else view.support.prefill_graphs
     if view.device.kind == "cpu":
-        if "trace" in built:
-            return "trace", "the same contract as CUDA graphs, where there is no GPU"
-        return "disabled", "CUDA graphs need a GPU"
+        return "disabled", "a CPU has no launches to save (trace records and replays there, for checks)"
     if view.prefill_attention_backend is None or view.decode_attention_backend is None:
         return "disabled", "no attention backend yet"
     if phase == DECODE:
@@ -66,7 +64,7 @@ def _choose(view: View, phase: str) -> tuple[str, str]:
 @register_post_process(fills=True)
 def graph_backend_default(view: View) -> dict[str, Any]:
     """Fills the recording backend of each phase. Decode: full. Prefill: piecewise on a GPU unless every attention
-    backend in use declares full. CPU: trace. Disabled where none of it is built."""
+    backend in use declares full. Disabled on a CPU, and where none of it is built."""
     return {phase: because(*_choose(view, phase)) for phase in (DECODE, PREFILL) if view.is_default(phase)}
 
 
@@ -83,7 +81,9 @@ def graph_backend_supported(view: View) -> dict[str, Any]:
         if gpu and asked == "trace":
             why = "trace stands in for graphs where there is no GPU"
         elif not gpu and asked != "trace":
-            why = "CUDA graphs need a GPU"
+            built = view.support.decode_graphs if phase == DECODE else view.support.prefill_graphs
+            changes[phase] = because("trace" if "trace" in built else "disabled", "CUDA graphs need a GPU")
+            continue
         elif gpu and phase == DECODE and view.decode_attention_backend is not None:
             caps = capabilities(view.decode_attention_backend, mla=view.use_mla_backend())
             if asked in caps.decode_graphs:
@@ -98,7 +98,7 @@ def graph_backend_supported(view: View) -> dict[str, Any]:
 @register_post_process
 def full_prefill_graph(view: View) -> dict[str, Any]:
     """Full prefill graphs work at every page size that the attention backend declares, and hold
-    cuda_graph_prefill_requests request slots. A backend that can't be in one is rejected, naming both."""
+    cuda_graph_prefill_slots request slots. A backend that can't be in one is rejected, naming both."""
     if view.cuda_graph_backend_prefill != "full" or view.prefill_attention_backend is None:
         return {}
     caps = capabilities(view.prefill_attention_backend, mla=view.use_mla_backend())
@@ -124,12 +124,12 @@ def graph_sizes_default(view: View) -> dict[str, Any]:
     """Fills the sizes to record: batch sizes up to max_running_requests and prefill token counts up to the chunk size,
     both ends always included; up to 16 request slots in a full prefill graph; nothing where recording is disabled."""
     filled: dict[str, Any] = {}
-    if view.is_default("cuda_graph_batch_sizes"):
+    if view.is_default("cuda_graph_bs"):
         most = view.max_running_requests
         if view.cuda_graph_backend_decode in (None, "disabled"):
-            filled["cuda_graph_batch_sizes"] = because((), "decode is not recorded")
+            filled["cuda_graph_bs"] = because((), "decode is not recorded")
         elif most is not None:
-            filled["cuda_graph_batch_sizes"] = because(
+            filled["cuda_graph_bs"] = because(
                 batch_ladder(most), f"a ladder up to max_running_requests ({most})"
             )
     if view.is_default("cuda_graph_prefill_tokens"):
@@ -138,9 +138,9 @@ def graph_sizes_default(view: View) -> dict[str, Any]:
         else:
             most = _most_prefill_tokens(view)
             filled["cuda_graph_prefill_tokens"] = because(token_ladder(most), f"a ladder up to a step's {most} tokens")
-    if view.is_default("cuda_graph_prefill_requests") and view.cuda_graph_backend_prefill == "full":
+    if view.is_default("cuda_graph_prefill_slots") and view.cuda_graph_backend_prefill == "full":
         most = min(16, view.max_running_requests or 16)
-        filled["cuda_graph_prefill_requests"] = because(most, "few prompts start in the same step")
+        filled["cuda_graph_prefill_slots"] = because(most, "few prompts start in the same step")
     return filled
 
 
@@ -151,28 +151,50 @@ def _most_prefill_tokens(view: View) -> int:
     return chunk or 1
 
 
+@register_post_process(fills=True)
+def lazy_capture_budget(view: View) -> dict[str, Any]:
+    """Fills cuda_graph_lazy_mib where recordings are made at first use."""
+    if view.cuda_graph_capture == "lazy" and view.is_default("cuda_graph_lazy_mib"):
+        return {"cuda_graph_lazy_mib": because(512, "set aside at start, so that it never comes out of the KV cache")}
+    return {}
+
+
+@register_post_process
+def lazy_budget_unused(view: View) -> dict[str, Any]:
+    """Drops cuda_graph_lazy_mib where everything is recorded at start."""
+    if view.cuda_graph_capture != "lazy" and view.asked("cuda_graph_lazy_mib") is not None:
+        return {"cuda_graph_lazy_mib": because(None, "everything is recorded at start")}
+    return {}
+
+
 @register_post_process
 def graph_sizes_clip(view: View) -> dict[str, Any]:
     """Adjusts sizes that were asked for: those above max_running_requests (or the chunk size) come down to it, and all
     go where that phase isn't recorded. (Lists are sorted and without repeats from the start.)"""
     changes: dict[str, Any] = {}
     limits = (
-        ("cuda_graph_batch_sizes", DECODE, view.max_running_requests, "max_running_requests"),
+        ("cuda_graph_bs", DECODE, view.max_running_requests, "max_running_requests"),
         ("cuda_graph_prefill_tokens", PREFILL, _most_prefill_tokens(view), "a step's prefill tokens"),
     )
     for name, phase, most, what in limits:
         asked = view.asked(name)
-        if not asked:
+        if asked is None:
             continue
-        if getattr(view, phase) in (None, "disabled"):
+        recorded = getattr(view, phase) not in (None, "disabled")
+        if not asked and recorded:
+            raise Conflict(
+                name, phase, message=f"{name} is an empty list, so there is nothing to record.",
+                remedy=f"Name a size, or set {phase} to disabled.",
+            )  # fmt: skip
+        if asked and not recorded:
             changes[name] = because((), f"{phase} is disabled")
-        elif most is not None and asked[-1] > most:
+        elif asked and most is not None and asked[-1] > most:
             changes[name] = because(tuple(sorted({min(size, most) for size in asked})), f"{what} is {most}")
-    slots = view.asked("cuda_graph_prefill_requests")
+    slots = view.asked("cuda_graph_prefill_slots")
     if slots is not None:
         if view.cuda_graph_backend_prefill != "full":
-            changes["cuda_graph_prefill_requests"] = because(None, "only full prefill graphs have request slots")
+            changes["cuda_graph_prefill_slots"] = because(None, "only full prefill graphs have request slots")
         elif view.max_running_requests is not None and slots > view.max_running_requests:
             most = view.max_running_requests
-            changes["cuda_graph_prefill_requests"] = because(most, f"max_running_requests is {most}")
+            changes["cuda_graph_prefill_slots"] = because(most, f"max_running_requests is {most}")
     return changes

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from stenograph.config.passes import Conflict, View, because, register_post_process
-from stenograph.memory.arithmetic import DTYPE_BYTES, human_bytes, weight_bytes
+from stenograph.memory.arithmetic import DTYPE_BYTES, human_bytes, reserve_bytes, weight_bytes
 
 _MOST = 0.97
 _DRIVER_BYTES = 256 << 20
@@ -14,13 +14,16 @@ _DRIVER_BYTES = 256 << 20
 
 @register_post_process(fills=True)
 def memory_fraction_default(view: View) -> dict[str, Any]:
-    """Fills mem_fraction_static: 0.9 on a GPU; on a CPU half of what the weights leave, since other programs live
-    there."""
+    """Fills mem_fraction_static: on a GPU all but 1 GiB (a 25th of a smaller one), since the KV cache is sized by what
+    recording has left; on a CPU half of what the weights leave, since other programs live there."""
     if not view.is_default("mem_fraction_static"):
         return {}
     if view.device.kind == "cpu":
         return {"mem_fraction_static": because(0.5, "other programs share this memory")}
-    return {"mem_fraction_static": because(0.9, "the rest is for the driver and for fragmentation")}
+    total = view.device.memory_bytes
+    reserve = reserve_bytes(total)
+    fraction = math.floor(10000 * (1 - reserve / total)) / 10000
+    return {"mem_fraction_static": because(fraction, f"all but {human_bytes(reserve)}, kept for fragmentation")}
 
 
 @register_post_process
